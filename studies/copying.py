@@ -6,11 +6,11 @@
 A family is a protein of FASTA, of 60 to 330 residues, and four copies, in which each residue is
 replaced with a probability, by one that BLOSUM62 says is likely; those of the kind `gaps` have
 three insertions or deletions of up to ten residues each, too. Every arm is trained on families of
-the first proteins (`data.batching=relatives`), with equal batches and masks, and is validated on
-masked residues of the others, each after its copies, which are not masked. What is best possible is
-known: the posterior of a residue, given those of the copies that come from it. The table has the
-fraction of the distance from residue frequencies to there that each arm has closed. Finished runs
-are not repeated, and interrupted ones continue.
+3,000 proteins drawn at random (`data.batching=relatives`), with equal batches and masks, and is
+validated on masked residues of 150 others, each after its copies, which are not masked. What is
+best possible is known: the posterior of a residue, given those of the copies that come from it. The
+table has the fraction of the distance from residue frequencies to there that each arm has closed.
+Finished runs are not repeated, and interrupted ones continue.
 """
 
 import argparse
@@ -86,14 +86,18 @@ def replacements() -> np.ndarray:
 
 
 def families(fasta: Path, kind: str, seed: int) -> Iterator[Family]:
-    """Yields a family for each protein that is neither too short nor too long."""
+    """Yields, in a random order, a family for each protein neither too short nor too long."""
     table, rng = replacements().cumsum(1), np.random.default_rng(seed)
-    for record in read_records(fasta, Tally()):
-        if SHORTEST <= len(record.sequence) <= LONGEST and {*record.sequence} <= {*STANDARD}:
-            letters_L = np.array([STANDARD.index(one) for one in record.sequence])
-            pairs = [_copy(letters_L, table, *KINDS[kind], rng) for _ in range(COPIES)]
-            copies, copied = zip(*pairs, strict=True)
-            yield Family(record.identifier, letters_L, list(copies), np.stack(copied))
+    records = [
+        record
+        for record in read_records(fasta, Tally())
+        if SHORTEST <= len(record.sequence) <= LONGEST and {*record.sequence} <= {*STANDARD}
+    ]
+    for place in rng.permutation(len(records)):
+        letters_L = np.array([STANDARD.index(one) for one in records[place].sequence])
+        pairs = [_copy(letters_L, table, *KINDS[kind], rng) for _ in range(COPIES)]
+        copies, copied = zip(*pairs, strict=True)
+        yield Family(records[place].identifier, letters_L, list(copies), np.stack(copied))
 
 
 def _copy(
@@ -216,7 +220,7 @@ def _validations(metrics: Path) -> dict[int, float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains what is missing, and prints the table after each kind."""
     parser = argparse.ArgumentParser(description="Which attention learns to copy from relatives.")
-    parser.add_argument("fasta", type=Path, help="proteins, in a random order")
+    parser.add_argument("fasta", type=Path, help="proteins, each of its own family")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--steps", type=int, default=125, help="steps of 8,192 tokens")

@@ -10,12 +10,14 @@ proteins of the second table; those of a cluster at 50 % belong to the family of
 - clusters50.tsv and clusters30.tsv: representative and member, as MMseqs2 writes them.
 - splits.tsv: the splits, with all members of drawn families in `test_ood_family`.
 - candidates.tsv: representative and member of the drawn families alone.
+- in_distribution.tsv: validation proteins of as many other clusters at 50 %, one of each, and the
+  training proteins of their cluster, of which each has at least 17.
 - groups.tsv: their family by accession.
 """
 
 import argparse
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,21 @@ def drawn_families(sizes: Counter[str], number: int, large: int, seed: int) -> l
     few = sorted(name for name, size in sizes.items() if FEWEST <= size < LARGE)
     chosen = [*rng.permutation(many)[:large], *rng.permutation(few)[: number - large]]
     return sorted(map(str, chosen))
+
+
+def in_distribution(
+    clusters: Mapping[str, str], splits: Mapping[str, str], number: int, seed: int
+) -> Iterator[tuple[str, str]]:
+    """Yields validation proteins, and the training proteins of their cluster."""
+    members, queries = defaultdict[str, list[str]](list), dict[str, str]()
+    for name, cluster in clusters.items():
+        if splits[name] == "train":
+            members[cluster].append(name)
+        elif splits[name] == "valid":
+            queries.setdefault(cluster, name)
+    large = [one for one in sorted(queries) if len(members[one]) >= FEWEST]
+    for cluster in np.random.default_rng(seed).permutation(large)[:number]:
+        yield from ((queries[cluster], one) for one in members[cluster])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     for name, of in (("clusters50", clusters), ("clusters30", families), ("candidates", members)):
         write(given.out / f"{name}.tsv", "", ((cluster, one) for one, cluster in of.items()))
+    known = in_distribution(clusters, splits, given.families, given.seed)
+    write(given.out / "in_distribution.tsv", "", known)
     write(given.out / "groups.tsv", "accession\tfamily", members.items())
     write(given.out / "splits.tsv", "accession\tsplit", splits.items())
     counted = Counter(splits.values())

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 
 from protlm.analysis.family_predictions import NUMBERS, Evidence
 from protlm.analysis.pairwise import aligned_letters, identities
@@ -16,7 +15,6 @@ from protlm.data.families import Family, Relative
 from protlm.data.families.family import keys_of
 from protlm.data.masking import IGNORE, MaskingRule, corrupt, row_rng
 from protlm.data.vocabulary import VOCABULARY
-from protlm.model.pretrained import PretrainedModel
 
 # Where bins of the highest identity of a relative begin and end, in percent.
 BINS = (0, 30, 50, 70, 90, 100)
@@ -156,19 +154,3 @@ def chosen(
         ]
         highest = float(found.max(initial=0))
         yield FamilyQuery(family.name, name, family.query, hidden, known, letters[order], highest)
-
-
-@torch.inference_mode()
-def log_probabilities(model: PretrainedModel, query: FamilyQuery) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the log-probabilities of all tokens at the targets of a query, and the true tokens.
-
-    They are float64 [targets, tokens] and int64. A masked model sees `<mask>` in all places.
-    """
-    batch, words = model.batch_of([query.residues]), model.vocabulary
-    tokens_BL = batch.tokens_BL.clone()
-    targets = tokens_BL[0, words.inner][query.places].cpu().numpy()
-    if not model.causal:
-        tokens_BL[0, words.start + query.hidden] = words.mask
-    logits_BLV = model.network(tokens_BL, batch.mask_BL, causal=model.causal).logits_BLV
-    asked = words.before if model.causal else words.inner
-    return logits_BLV[0, asked][query.places].double().log_softmax(-1).cpu().numpy(), targets

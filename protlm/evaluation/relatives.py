@@ -16,8 +16,9 @@ import numpy as np
 from protlm.analysis.bootstrap import MODEL
 from protlm.analysis.family_curve import MIXED, MIXED_ALONE, FamilyCurve, Key
 from protlm.analysis.family_predictions import PREDICTORS, Background, Scores
-from protlm.analysis.family_queries import FamilyQuery, chosen, hidden_of, log_probabilities
+from protlm.analysis.family_queries import FamilyQuery, chosen, hidden_of
 from protlm.analysis.intervals import in_words, shown
+from protlm.analysis.masked_residues import log_probabilities
 from protlm.analysis.sequence_sums import groups_of
 from protlm.data.families import Family, Relative
 from protlm.data.frequencies import count_residues, sample
@@ -152,7 +153,9 @@ class Relatives(Evaluation):
             for number, query in enumerate(curve.queries):
                 for label, relatives in self._contexts(curve, number, contexts):
                     one = contexts.after(relatives, query.masked, data.tokens_per_batch)
-                    log_p, targets = log_probabilities(one, query)
+                    log_p, targets = log_probabilities(
+                        one, query.residues, hidden=query.hidden, places=query.places
+                    )
                     nats = -log_p[np.arange(len(targets)), targets].sum()
                     correct = (log_p.argmax(1) == targets).sum()
                     found.setdefault(label, []).append((float(nats), float(correct)))
@@ -297,7 +300,7 @@ def _notes(split: str, values: Mapping[str, Any], orders: Sequence[float]) -> It
     closed = in_words(values["share_closed"], ".0%")
     yield f"{split}: of the distance from alone to columns, closed: {closed}"
     for name, one in values["bins"].items():
-        yield f"{split}: most similar candidate {name}: {one['queries']:,} queries"
+        yield f"{split}: most similar candidate {name}: queries: {one['queries']:,}"
 
 
 def _shuffled(residues: str, rng: np.random.Generator) -> str:

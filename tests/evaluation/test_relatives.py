@@ -20,7 +20,8 @@ from protlm.analysis.family_predictions import (
     family_means,
     nearest,
 )
-from protlm.analysis.family_queries import chosen, hidden_of, log_probabilities
+from protlm.analysis.family_queries import chosen, hidden_of
+from protlm.analysis.masked_residues import log_probabilities
 from protlm.analysis.pairwise import aligned_letters, substitutions
 from protlm.data.families import Family, Relative, read_family
 from protlm.data.masking import MaskingRule
@@ -373,7 +374,9 @@ def test_masked_residues_are_hidden_in_the_frame_of_a_model() -> None:
             return super().network(tokens_BL, mask_BL, causal=causal)
 
     planted: Any = OfE1()
-    log_p, targets = log_probabilities(planted, query)
+    log_p, targets = log_probabilities(
+        planted, query.residues, hidden=query.hidden, places=query.places
+    )
     words = OfE1.vocabulary
     assert words.start == 2 and np.flatnonzero(seen[0] == words.mask).tolist() == [*(hidden + 2)]
     assert len(log_p) == len(targets) == len(query.places) < len(hidden)
@@ -387,7 +390,9 @@ def test_a_causal_model_predicts_targets_from_what_is_before_them() -> None:
     places = np.array([0, 7, 19])
     limits = {"fewest": 1, "per_family": 1, "max_identity": 1.0, "seed": 0}
     (query,) = chosen([(family, "F", places)], **limits, left_out=Counter())
-    log_p, targets = log_probabilities(model, query)
+    log_p, targets = log_probabilities(
+        model, query.residues, hidden=query.hidden, places=query.places
+    )
     assert VOCABULARY.decode(targets.astype(np.uint8)) == "MKS"
     for row, place in zip(log_p, places.tolist(), strict=True):
         before = VOCABULARY.framed(VOCABULARY.encode(family.query))[None, : place + 1]
