@@ -14,9 +14,7 @@ Finished runs are not repeated, and interrupted ones continue.
 """
 
 import argparse
-import csv
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -29,7 +27,7 @@ from protlm.analysis.pairwise import substitutions
 from protlm.data.records import Tally, read_records
 from protlm.data.vocabulary import STANDARD
 from protlm.system.paths import complete_file
-from studies.runs import end_by_signal, run, side_by_side
+from studies.runs import end_by_signal, name_of, run, side_by_side, train, validations
 from studies.settings import keep_settings
 from studies.tables import markdown
 
@@ -175,46 +173,29 @@ def _frequencies(queries: Sequence[Family]) -> np.ndarray:
     return counts / counts.sum()
 
 
-def train(job: tuple[str, str], given: argparse.Namespace) -> None:
+def make(job: tuple[str, str], given: argparse.Namespace) -> None:
     """Trains an arm on a kind of families, or continues it."""
     arm, kind = job
     folder = given.out / kind
     settings = [*BASE, *ARMS[arm], f"seed={given.seed}", f"data.dir={folder / 'data'}"]
-    steps = f"trainer.max_steps={given.steps} trainer.valid_every={max(given.steps // 5, 1)}"
-    steps += f" schedule.warmup_steps={given.steps // 8}"
-    # The later of two values of a setting counts; choices of groups come first.
-    last = {one.split("=")[0]: one for one in [*settings, *steps.split()]}
-    ordered = sorted(last.values(), key=lambda one: "." in one.split("=")[0])
-    run([sys.executable, "-m", "protlm.train", *ordered, f"run_dir={run_of(arm, folder)}"])
-
-
-def run_of(arm: str, folder: Path) -> Path:
-    """Returns the folder of a run."""
-    return folder / re.sub(r"[^\w.-]+", "_", arm.replace("±", ""))
+    settings.append(f"trainer.valid_every={max(given.steps // 5, 1)}")
+    train(settings, folder / name_of(arm), steps=given.steps)
 
 
 def table(given: argparse.Namespace) -> str:
     """Returns the part of the possible gain of each arm and kind, in Markdown."""
     rows = [["attention", *given.kinds]]
     for arm in given.arms:
-        cells = list[str]()
+        rows.append([arm])
         for kind in given.kinds:
-            metrics, losses = run_of(arm, given.out / kind) / "metrics.csv", given.out / kind
-            found = _validations(metrics) if metrics.exists() else {}
-            if given.steps not in found:
-                cells.append("")
+            loss = validations(given.out / kind / name_of(arm)).get(given.steps)
+            if loss is None:
+                rows[-1].append("")
                 continue
-            loss, bounds = found[given.steps], json.loads((losses / "losses.json").read_text())
+            bounds = json.loads((given.out / kind / "losses.json").read_text())
             gain = (bounds["frequencies"] - loss) / (bounds["frequencies"] - bounds["best"])
-            cells.append(f"{loss:.3f} ({gain:.0%})")
-        rows.append([arm, *cells])
+            rows[-1].append(f"{loss:.3f} ({gain:.0%})")
     return markdown(rows)
-
-
-def _validations(metrics: Path) -> dict[int, float]:
-    with metrics.open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["valid_loss"]]
-    return {int(row["step"]): float(row["valid_loss"]) for row in rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -231,8 +212,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keep_settings(given, "fasta", "steps", "seed")
     end_by_signal()
     for kind in given.kinds:
-        write_families(given.fasta, kind, given.out / kind, given.seed)
-        side_by_side(lambda arm, kind=kind: train((arm, kind), given), given.arms, given.jobs)
+        if not all(given.steps in validations(given.out / kind / name_of(x)) for x in given.arms):
+            write_families(given.fasta, kind, given.out / kind, given.seed)
+        side_by_side(lambda arm, kind=kind: make((arm, kind), given), given.arms, given.jobs)
         print(table(given), flush=True)
 
 

@@ -1,10 +1,13 @@
 """The commands of a study: several at a time, and ended with it by SIGTERM."""
 
+import csv
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -33,6 +36,41 @@ def side_by_side(function: Callable[[_T], object], items: Iterable[_T], jobs: in
         finally:
             for call in calls:
                 call.cancel()
+
+
+def train(settings: Iterable[str], folder: Path, *, steps: int) -> None:
+    """Trains a model, or continues it; one that has been validated after its last step is done.
+
+    Args:
+        settings: of `protlm train`; the later of two values of a setting counts.
+        folder: of the run.
+        steps: their number, with a warm-up of an eighth of them.
+    """
+    if steps in validations(folder):
+        return
+    last = {one.split("=")[0]: one for one in settings}
+    # Choices of groups come before their values.
+    ordered = sorted(last.values(), key=lambda one: "." in one.split("=")[0])
+    length = [f"trainer.max_steps={steps}", f"schedule.warmup_steps={steps // 8}"]
+    run([sys.executable, "-m", "protlm.train", *ordered, *length, f"run_dir={folder}"])
+
+
+def validations(folder: Path) -> dict[int, float]:
+    """Returns the validation losses of a run by their step."""
+    if not (folder / "metrics.csv").exists():
+        return {}
+    with (folder / "metrics.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["valid_loss"]]
+    return {int(row["step"]): float(row["valid_loss"]) for row in rows}
+
+
+def name_of(arm: str) -> str:
+    """Returns the name of the folder of an arm.
+
+    >>> name_of("hybrid, aligned ±8")
+    'hybrid_aligned_8'
+    """
+    return re.sub(r"[^\w.-]+", "_", arm.replace("±", ""))
 
 
 def end_by_signal() -> None:
