@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from studies.runs import in_order
 from studies.settings import keep_settings
 from studies.twin_tables import Column, difference
 
@@ -102,10 +103,7 @@ class Arm:
         given = [*BASE, *size, *OPTIONS[self.option]]
         ends = f"trainer.max_steps={steps} trainer.valid_every={steps} trainer.checkpoint_every=200"
         run = [f"attention={self.attention}", f"data.dir={data}", f"run_dir={self.folder}"]
-        given += [*run, *ends.split()]
-        # The later of two values for one setting counts.
-        last = {override.split("=")[0]: override for override in given}
-        return sorted(last.values(), key=lambda override: "." in override.split("=")[0])
+        return in_order([*given, *run, *ends.split()])
 
     def evaluation(self, valid: Path) -> list[str]:
         """The settings for `protlm evaluate`: the same rule of masking for all objectives."""

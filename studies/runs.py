@@ -42,17 +42,25 @@ def train(settings: Iterable[str], folder: Path, *, steps: int) -> None:
     """Trains a model, or continues it; one that has been validated after its last step is done.
 
     Args:
-        settings: of `protlm train`; the later of two values of a setting counts.
+        settings: of `protlm train`.
         folder: of the run.
         steps: their number, with a warm-up of an eighth of them.
     """
     if steps in validations(folder):
         return
-    last = {one.split("=")[0]: one for one in settings}
-    # Choices of groups come before their values.
-    ordered = sorted(last.values(), key=lambda one: "." in one.split("=")[0])
     length = [f"trainer.max_steps={steps}", f"schedule.warmup_steps={steps // 8}"]
-    run([sys.executable, "-m", "protlm.train", *ordered, *length, f"run_dir={folder}"])
+    typed = in_order([*settings, *length, f"run_dir={folder}"])
+    run([sys.executable, "-m", "protlm.train", *typed])
+
+
+def in_order(settings: Iterable[str]) -> list[str]:
+    """Returns settings with choices of groups before their values; the later of two counts.
+
+    >>> in_order(["data.dir=a", "model=medium", "data.dir=b"])
+    ['model=medium', 'data.dir=b']
+    """
+    last = {one.split("=")[0]: one for one in settings}
+    return sorted(last.values(), key=lambda one: "." in one.split("=")[0])
 
 
 def validations(folder: Path) -> dict[int, float]:

@@ -25,7 +25,7 @@ FILE_LINES, FUNCTION_LINES, ARGUMENTS = 500, 80, 7
 STATEMENTS = {
     ("protlm", "data_prep"): 25645,
     ("tests",): 23505,
-    ("benchmarks", "studies"): 3710,
+    ("benchmarks", "studies"): 3800,
 }
 SLACK = 1.01
 
