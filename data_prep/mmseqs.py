@@ -173,7 +173,11 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
     settings = (clustering.identity, clustering.coverage, clustering.reading)
 
     def make(folder: Path) -> Path:
-        print("clustering with MMseqs2: hours for TrEMBL", file=sys.stderr, flush=True)
+        print(
+            "clustering with MMseqs2: seconds for thousands of proteins, hours for TrEMBL",
+            file=sys.stderr,
+            flush=True,
+        )
         return _linclust(sources, folder, clustering)
 
     return _beside(out, "clusters", sources, settings, make, break_lock=clustering.break_lock)

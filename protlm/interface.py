@@ -32,7 +32,7 @@ from protlm.downstream.estimators import averaged, default_estimator, perplexity
 from protlm.downstream.variants import is_mutant, parse_mutant, parse_sequence
 from protlm.model.embedding import EmbeddedFile, Embedder, Vectors, batches, embed_all
 from protlm.model.memory import Room
-from protlm.model.pretrained import PretrainedModel, TokenBatch, numbers_of
+from protlm.model.pretrained import PretrainedModel, TokenBatch, begun, numbers_of
 from protlm.model.relatives import InContexts, grouped
 from protlm.model.transformer import num_parameters
 from protlm.options.embed import Pooling
@@ -113,7 +113,7 @@ class Model(PretrainedModel):
             self,
             (kind,),
             tuple(dict.fromkeys(number_of.values())),
-            contexts=relatives and relatives.begun(self, names),
+            contexts=relatives and begun(relatives, self, names),
             context_tokens=tokens_per_batch,
         )
         # Before the first of many batches; all in one batch would have the length of the longest.
@@ -416,6 +416,8 @@ class Model(PretrainedModel):
         """
         given, usual = filters or FamilyOptions(), FamilyOptions()
         own = "contexts", "relatives_tokens", "relatives_seed"
+        if not isinstance(given, FamilyOptions):
+            raise UserError("filters are a protlm.options.relatives.FamilyOptions(...)")
         if any(getattr(given, name) != getattr(usual, name) for name in own):
             raise UserError("filters have no contexts, tokens or seed; give these as arguments")
         options = replace(
@@ -423,6 +425,7 @@ class Model(PretrainedModel):
             contexts=contexts,
             relatives_tokens=tokens,
             relatives_seed=seed,
+            whole_relatives=given.whole_relatives and Path(given.whole_relatives),
         )
         source = Path(source) if isinstance(source, str) else source
         whole = None

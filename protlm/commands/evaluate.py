@@ -35,9 +35,12 @@ def _advising() -> Iterator[None]:
         yield
     except UserError as error:
         known = EvaluateConfig.__dataclass_fields__.keys() & error.options.keys()
-        typed = [f"{name}={error.options[name]}".replace("=True", "=true") for name in known]
+        values = {name: error.options[name] for name in known}
+        typed = [f"type {name}={value}".replace("=True", "=true") for name, value in values.items()]
+        if None in values.values():
+            typed = [f"leave {name}= out" for name in known]
         if typed:
-            error.args = (f"{error}; type {' or '.join(typed)}",)
+            error.args = (f"{error}; {' or '.join(typed)}",)
         raise
 
 
@@ -70,7 +73,9 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         _check_alphabet(model, config)
     data = [_data(config, split) for split in splits]
     queries = [query for one in data for query in one.queries()] if config.relatives else []
-    contexts = in_contexts(model, _relatives(config), (name for name, _ in queries))
+    draws = any(made.draws_contexts for made in each)
+    names = [name for name, _ in queries]
+    contexts = in_contexts(model, _relatives(config), names, only_first=not draws)
     data = [replace(one, contexts=contexts) for one in data]
     report = {
         "checkpoint": given or path.name,
@@ -79,7 +84,6 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         "results": _results(model, evaluations, data),
     }
     if output is not None:
-        draws = any(made.draws_contexts for made in each)
         with drawn_beside(contexts if draws else None, output, queries):
             write_json(output, report)
     for label, made in evaluations.items():

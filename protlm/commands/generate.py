@@ -25,13 +25,16 @@ def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
     if options.start is None and options.sweeps is not None:
         raise UserError("--sweeps and --mask-fraction need sequences; type --start SEQUENCES.fasta")
     model = load_model(model_path, device=options.device)
-    contexts = in_contexts(model, options.relatives, [""])
+    if options.relatives.relatives is not None and not (model.causal and options.start is None):
+        raise UserError(
+            "--relatives are those of new sequences, which a causal model continues; train one "
+            "with data.batching=relatives objective=causal, and leave --start out"
+        )
+    contexts = in_contexts(model, options.relatives, [""], only_first=True)
     if options.start is None:
         records = _continued(model, options, contexts)
-    elif contexts is None:
-        records = _resampled(model, options)
     else:
-        raise UserError("--relatives are of new sequences of a causal model; leave --start out")
+        records = _resampled(model, options)
     beside = None if output == STANDARD_OUTPUT else contexts
     # Of no query: sequences follow the relatives as new ones.
     with drawn_beside(beside, output, [("", "")]), fasta_file(output) as file:

@@ -202,7 +202,8 @@ class ModelConfig(Checked):
         if self.positions is Positions.relative:
             raise UserError(
                 "model.positions=relative has biases within a protein, and none for "
-                "model.relatives; choose model.positions=rotary, or model.relatives=null"
+                "model.relatives; choose model.positions=rotary, or rows without families, "
+                "data.batching=packed"
             )
         if self.relatives_positions is RelativesPositions.run and self.has_position_table:
             raise UserError(

@@ -293,9 +293,11 @@ class Probe:
         """Refuses another number of contexts than that of the fit."""
         if contexts != self.contexts:
             alone = "proteins alone", {"relatives": None}
-            found = f"means over {self.contexts} contexts", {"relatives": "PATH"}
-            fitted, typed = found if self.contexts else alone
-            raise UserError(f"the probe was fitted to {fitted}, not {contexts} contexts", typed)
+            typed = {"relatives": "PATH", "contexts": self.contexts}
+            fitted, typed = (
+                (f"means over {self.contexts} contexts", typed) if self.contexts else alone
+            )
+            raise UserError(f"the probe was fitted to {fitted}, not to {contexts}", typed)
 
     def check_model(self, model: PretrainedModel) -> None:
         """Refuses another model than the one that the probe was fitted on."""

@@ -29,6 +29,7 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.model.relatives import InContexts
 from protlm.options.shared import new_figure
 from protlm.system.errors import InputDataError, OptionError, UserError
+from protlm.system.paths import existing_file
 from protlm.system.terminal import JobProgress
 
 _ORDERS = 5
@@ -97,13 +98,16 @@ class Relatives(Evaluation):
         assert data is not None
         if data.contexts is None:
             raise UserError("this evaluation needs relatives", {"relatives": "PATH"})
+        if self.twin is not None:
+            existing_file(of_split(self.twin, data.name), "a table of evaluation.relatives")
         left_out = Counter[str]()
         queries = [*self._queries(data, data.contexts, left_out)]
         if len({query.family for query in queries}) < 2:
             counted = ", ".join(f"{number:,} {why}" for why, number in left_out.items())
             raise InputDataError(
                 f"{data.name}: queries of at least two families are needed, with {self.fewest:,} "
-                f"relatives below {self.max_identity:.0%} identity each; left out: {counted}"
+                f"relatives below {self.max_identity:.0%} identity each; left out: {counted}; type "
+                "smaller evaluation.relatives.numbers or a higher evaluation.relatives.max_identity"
             )
         counts = count_residues(sample(data.train))[STANDARD_TOKENS] + 1.0
         curve = FamilyCurve(queries, Background(counts / counts.sum()))

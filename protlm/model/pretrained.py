@@ -201,7 +201,7 @@ class PretrainedModel:
             UserError: a layer or a head that does not exist, or several proteins with relatives.
         """
         if relatives is not None:
-            one = relatives.begun(self, [""]).first("", self._only(batch))
+            one = begun(relatives, self, [""]).first("", self._only(batch))
             return one.attention_maps(batch, layers, heads)
         asked = numbers_of(layers, self.num_layers)
         numbers = {layer: self.layer_number(layer, first=1) for layer in asked}
@@ -292,7 +292,7 @@ class PretrainedModel:
             )
         model = self
         if relatives is not None:
-            model = relatives.begun(self, [""]).first("", "")
+            model = begun(relatives, self, [""]).first("", "")
         return generate(
             model.network,
             tokens,
@@ -366,6 +366,16 @@ def numbers_of(given: int | Iterable[int] | None, last: int) -> list[int]:
         return [*map(index, given)]  # type: ignore[arg-type]
     except TypeError:
         raise UserError(f"{given!r} is not a number, nor a list of numbers") from None
+
+
+def begun(relatives: "InContexts", model: PretrainedModel, names: Iterable[str]) -> "InContexts":
+    """Returns the relatives that a program gives, begun; refuses bare files and sequences."""
+    if not hasattr(relatives, "begun"):
+        raise UserError(
+            f"one {type(relatives).__name__} is given for relatives; write "
+            "relatives=model.relatives(FILE_OR_SEQUENCES) there"
+        )
+    return relatives.begun(model, [*names])
 
 
 def _check_tokens(batch: TokenBatch) -> None:

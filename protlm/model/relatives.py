@@ -25,7 +25,7 @@ from protlm.data.records.in_memory import SequenceLike
 from protlm.data.relatives import best_diagonal
 from protlm.data.vocabulary import vocabulary_of
 from protlm.model.contexts import NetworkInContext, Relative
-from protlm.model.pretrained import PretrainedModel
+from protlm.model.pretrained import PretrainedModel, begun
 from protlm.model.transformer import build_network
 from protlm.options.relatives import FamilyOptions, RelativesOptions
 from protlm.system.errors import UserError
@@ -189,17 +189,29 @@ def grouped(
     if contexts is None:
         yield [model], range(len(sequences))
     else:
-        yield from contexts.begun(model, names).groups(names, sequences, tokens_per_batch)
+        given = begun(contexts, model, names)
+        yield from given.groups(names, sequences, tokens_per_batch)
 
 
 def in_contexts(
-    model: PretrainedModel, options: RelativesOptions, names: Iterable[str]
+    model: PretrainedModel,
+    options: RelativesOptions,
+    names: Iterable[str],
+    *,
+    only_first: bool = False,
 ) -> InContexts | None:
-    """Returns the contexts that the options of a command ask for, if they do, for its proteins."""
+    """Returns the contexts that the options of a command ask for, if they do, for its proteins.
+
+    With `only_first`, the command reads the first one alone, and its number is refused.
+    """
     if options.relatives is None:
         return None
-    force = options.force_relatives
-    return InContexts(model, options.relatives, options.family, force=force).begun(model, [*names])
+    force, family = options.force_relatives, options.family
+    if only_first:
+        if family.contexts != FamilyOptions.contexts:
+            raise UserError("one context alone is read here", {"contexts": None})
+        family = replace(family, contexts=1)
+    return InContexts(model, options.relatives, family, force=force).begun(model, [*names])
 
 
 def models_of(
@@ -227,8 +239,15 @@ def drawn_beside(
                 complete_file(written[0], overwrite=True) as temporary,
                 temporary.open("w", encoding="ascii") as file,
             ):
-                file.writelines(f"{json.dumps(contexts.to_plain(*one))}\n" for one in queries)
-            print(printable(f"the relatives that are drawn: {written[0]}"), file=sys.stderr)
+                alone = 0
+                for one in queries:
+                    plain = contexts.to_plain(*one)
+                    alone += not plain["contexts"][0]["names"]
+                    file.write(f"{json.dumps(plain)}\n")
+            without = f"; {alone:,} of the queries have none" if alone else ""
+            print(
+                printable(f"the relatives that are drawn: {written[0]}{without}"), file=sys.stderr
+            )
         yield
 
 

@@ -145,8 +145,9 @@ class ProteinLM(nn.Module):
         seeing = [one for one in attentions if one.sees_family]
         if config.relatives is not None and not seeing:
             raise UserError(
-                f"no layer sees relatives: each {config.relatives_every}-th of {config.num_layers} "
-                "can, and windows need attention.relatives_window; type model.relatives_every=1, "
+                f"no layer sees relatives: of {config.num_layers} layers, each one whose number is "
+                f"a multiple of {config.relatives_every} can, and windows need "
+                "attention.relatives_window; type model.relatives_every=1, "
                 "attention.relatives_window=16 or another attention"
             )
         is_apart = config.relatives_sum is RelativesSum.apart

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from protlm.config.fields import Checked, at_least, by_flag, flag
 from protlm.options import shared
-from protlm.system.errors import UserError
+from protlm.system.errors import UserError, refuse_unknown
 
 _FRACTION = at_least(0, at_most=1)
 
@@ -29,7 +29,9 @@ class FamilyOptions(Checked):
     """
 
     contexts: int = flag(
-        "Number of contexts that are drawn and averaged.", 4, allowed=at_least(1, at_most=1_000)
+        "Number of contexts that are drawn and averaged; maps, pages and generate read one.",
+        4,
+        allowed=at_least(1, at_most=1_000),
     )
     relatives_tokens: int | None = flag(
         "Most tokens of the relatives in a context; default: those of a family in training.",
@@ -57,6 +59,11 @@ class FamilyOptions(Checked):
     allow_none: bool = flag("Read queries without relatives alone, in place of an error.", False)
     relatives_seed: int = shared.seed("Seed for drawing contexts.")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weights is not None:
+            refuse_unknown("weights", self.weights, Weights)
+
 
 @dataclass(frozen=True)
 class RelativesOptions(Checked):
@@ -77,4 +84,5 @@ class RelativesOptions(Checked):
         usual = by_flag(FamilyOptions())
         typed = [name for name, value in by_flag(self.family).items() if value != usual[name]]
         if typed and self.relatives is None:
-            raise UserError(f"{typed[0]} needs --relatives PATH")
+            name = typed[0].lstrip("-").replace("-", "_")
+            raise UserError(f"{name} has no effect without relatives", {"relatives": "PATH"})

@@ -110,8 +110,11 @@ def test_maps_contacts_and_pages_in_contexts(run: Protlm, model: Model) -> None:
     with h5py.File("a.h5") as file:
         np.testing.assert_allclose(file["P7/layer_1"][()], maps[1][0], atol=1e-6)
     run("inspect", "x.fasta", "-m", "run", "-o", "page.html")
-    for output in ("c.h5", "a.h5", "page.html"):
-        assert drawn(output)[0] == drawn("c.h5")[0] or output == "a.h5"
+    # Contacts are means over contexts; a page reads the first alone.
+    all_read, (read,) = drawn("c.h5")[0]["contexts"], drawn("page.html")
+    assert read["contexts"] == all_read[:1] and len(all_read) > 1
+    typed = "inspect", "x.fasta", "-m", "run", "-o", "p.html", "--contexts", "2"
+    assert "one context alone is read here; leave --contexts out" in run(*typed, code=2)
     assert [line["query"] for line in drawn("a.h5")] == [f"P{n}" for n in range(1, 13)]
 
 
@@ -124,7 +127,7 @@ def test_new_members_of_a_family(run: Protlm, causal_run: Path) -> None:
     assert {line for line in Path("g.fasta").read_text().split() if line.isupper()} == sequences
     assert len(drawn("g.fasta")) == 1
     started = "generate", "-m", "run", "--start", "x.fasta", "-o", "h.fasta"
-    assert "--relatives are of new sequences" in run(*started, code=2)
+    assert "--relatives are those of new sequences" in run(*started, code=2)
 
 
 def embedded(output: str, fasta: str = "many.fasta", tokens: int = 60, **options: Any) -> Path:
@@ -191,7 +194,7 @@ def test_a_probe_in_contexts_predicts_in_as_many(run: Protlm, model: Model) -> N
     run("probe", "labels.tsv", "-o", "probe", *words, relatives="families")
     assert [line["query"] for line in drawn("probe")] == [f"P{n}" for n in range(1, 13)]
     typed = "predict", "x.fasta", "-p", "probe", "-o", "x.tsv"
-    assert "fitted to means over 2 contexts, not 4 contexts" in run(*typed, code=2)
+    assert "fitted to means over 2 contexts, not to 4; type --relatives PATH" in run(*typed, code=2)
     run(*typed, "--contexts", "2")
     probe = read_probe(Path("probe"))
     assert probe.contexts == 2
@@ -199,5 +202,5 @@ def test_a_probe_in_contexts_predicts_in_as_many(run: Protlm, model: Model) -> N
     states = model.embed([("P1", QUERY)], layers=1, relatives=relatives)
     expected = probe.outputs(states, [len(QUERY)])[0, 0]
     assert float(read_table("x.tsv")[0]["predicted"]) == pytest.approx(expected, abs=1e-4)
-    with pytest.raises(UserError, match="means over 2 contexts, not 0"):
+    with pytest.raises(UserError, match="means over 2 contexts, not to 0"):
         predict(Path("x.fasta"), Path("probe"), None, Path("alone.tsv"))

@@ -36,8 +36,8 @@ class Documents(NamedTuple):
         related = families[families > 1]
         text = (
             f"{len(related):,} of the first {len(self.sizes):,} documents have relatives, "
-            f"{related.mean() if len(related) else 0:.1f} proteins each, and the others "
-            f"{len(self.leads) - related.sum():,} proteins that see no other"
+            f"{related.mean() if len(related) else 0:.1f} proteins each, and the others have "
+            f"{len(self.leads) - related.sum():,}, which see no other"
         )
         reasons = [f"{number:,} {why}" for why, number in self.left_out.items() if number]
         return f"{text}; left out are {', '.join(reasons)}" if reasons else text

@@ -37,7 +37,7 @@ class MemberTable:
         """Says what the table is, and what its identities are."""
         unit = "percent" if self._unit < 1 else "fractions"
         kind = f"hits, identities as {unit}" if self._has_hits else "clusters"
-        return f"{self.path}: {self.num_rows:,} rows of {kind}, {len(self._members):,} queries"
+        return f"{self.num_rows:,} rows of {kind}, {len(self._members):,} queries"
 
     def members(self, name: str) -> dict[str, float | None]:
         """Returns the members that belong to a name in the table, and their identities if any."""

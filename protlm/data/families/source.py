@@ -51,7 +51,7 @@ class Relatives:
             return
         if existing_file(source, _WHAT, or_folder=True).is_dir():
             self._files, num_others = _files_in(source)
-            self._about = f"{len(self._files):,} files of families, {num_others:,} others"
+            self._about = f"{len(self._files):,} files of families, {num_others:,} other files"
             self._names, self._what = Names(self._files, source), _FILE
         elif _is_table(source):
             if self.options.whole_relatives is None:
@@ -61,7 +61,7 @@ class Relatives:
                     {"whole_relatives": "FASTA"},
                 )
             self._table = MemberTable(source)
-            self._names, self._what = self._table.names, "row"
+            self._names, self._what = self._table.names, "row of another protein"
 
     def check(self, names: Collection[str]) -> None:
         """Refuses names of queries without relatives, unless these are allowed.
@@ -73,18 +73,19 @@ class Relatives:
             where = self.source if isinstance(self.source, Path) else "the list"
             raise InputDataError(
                 f"{where} has the relatives of one query, not of {len(asked):,}; give a folder "
-                "with a file for each of them, NAME.a3m, or a table of query and member"
+                "with a file for each of them, NAME.a3m, or a table of query and member, "
+                "separated by tabs"
             )
         if self._names is None or not asked:
             return
-        found = {name: self._names.find(name) for name in names if name in asked}
+        found = {name: self._name_here(name, self._names) for name in names if name in asked}
         known = [one for one in found.values() if one is not None]
         missing = [name for name, one in found.items() if one is None]
         if missing and not self.options.allow_none:
             raise InputDataError(
                 f"{self.source} has no {self._what} for {len(missing):,} of {len(found):,} "
-                f"queries, the first of them {missing[0] or '(without a name)'}; leave them out, "
-                "or use such queries alone",
+                f"queries, the first of them {missing[0] or '(without a name)'} (names there are "
+                f"like {self._names.example}); leave them out, or use such queries alone",
                 {"allow_none": True},
             )
         self._found |= found
@@ -96,8 +97,16 @@ class Relatives:
             read = f"{len(sequences):,} of {len(members):,} members in {number:,} records"
             self._about = f"{self._table}; {read} of {path}"
         self._say(
-            f"{self.source}: relatives of {len(known):,} of {len(found):,} queries; {self._about}"
+            f"{self.source}: a {self._what.split()[0]} for {len(known):,} of {len(found):,} queries"
+            f"{', the others are read alone' * bool(missing)}; {self._about}"
         )
+
+    def _name_here(self, name: str, names: Names) -> str | None:
+        """Returns the name that a query has here; None if it has no relatives."""
+        found = names.find(name)
+        # A cluster of one protein has none.
+        is_alone = found is not None and self._table is not None and not self._table.members(found)
+        return None if is_alone else found
 
     def of(self, name: str, residues: str) -> Family:
         """Returns the family of a query, by its name and its residues in capitals ("": unknown).

@@ -153,6 +153,11 @@ class Names:
         for name in names:
             self._by_accession.setdefault(accession(name), []).append(name)
 
+    @property
+    def example(self) -> str:
+        """One of the names."""
+        return next((names[0] for names in self._by_accession.values()), "none")
+
     def find(self, name: str) -> str | None:
         """Returns this name, or else the one with its accession; refuses several of these."""
         same = self._by_accession.get(accession(name), [])

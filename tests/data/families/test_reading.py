@@ -78,12 +78,12 @@ READ = {
     "unaligned": (
         fasta(ROW, UNGAPPED, names="ab"),
         {"a": (ROW, None, None), "b": (UNGAPPED, None, None)},
-        "2 unaligned sequences: 2 relatives .weights: uniform",
+        "2 unaligned sequences, not compared with the query: 2 relatives .weights: uniform",
     ),
     "unaligned with identities": (
         f">a{SUFFIX}\n{ROW}\n",
         {"a": (ROW, 0.312, None)},
-        "1 unaligned sequences: 1 relative .weights: uniform.$",
+        "1 unaligned sequences, not compared .*: 1 relative .weights: uniform.$",
     ),
     "other letters": (
         fasta(QUERY + "*", "MKTAJLAKQRQUSFVKSHF-*", "MKTA-LAKQRQ1SFVKSHFS-"),
@@ -280,7 +280,7 @@ def test_what_belongs_to_a_relative_stays_with_it_after_filters(read) -> None:
 def test_limits_are_fractions_and_need_relatives() -> None:
     with pytest.raises(UserError, match=r"min_coverage=1\.1 must be at least 0 and at most 1"):
         FamilyOptions(min_coverage=1.1)
-    with pytest.raises(UserError, match="--contexts needs --relatives PATH"):
+    with pytest.raises(UserError, match="contexts has no effect without relatives"):
         RelativesOptions(None, FamilyOptions(contexts=2))
 
 

@@ -52,12 +52,13 @@ def test_a_folder_has_a_file_for_each_query(folder: Path, capsys) -> None:
     assert [one.name for one in relatives.of("sp|P1|A_X", ROW).relatives] == ["y"]
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "relatives of 3 of 3 queries; 3 files of families, 1 others" in said
+    assert "a file for 3 of 3 queries; 3 files of families, 1 other files" in said
 
 
 def test_queries_without_a_file_are_counted_and_refused_unless_allowed(folder, capsys) -> None:
     with pytest.raises(
-        InputDataError, match=r"no file NAME\.a3m, .*\.sto.* for 2 of 3 queries, .*first of them x;"
+        InputDataError,
+        match=r"no file NAME\.a3m, .*\.sto.* for 2 of 3 queries, .* x .names there are like P1.;",
     ) as error:
         Relatives(folder).check(["q", "x", "../q"])
     assert error.value.options == {"allow_none": True}
@@ -65,7 +66,9 @@ def test_queries_without_a_file_are_counted_and_refused_unless_allowed(folder, c
         Relatives(folder).of("x", SECOND)
     relatives = Relatives(folder, FamilyOptions(allow_none=True))
     relatives.check(["q", "x"])
-    assert "relatives of 1 of 2 queries" in capsys.readouterr().err
+    assert (
+        "a file for 1 of 2 queries, the others are read alone; 3 files" in capsys.readouterr().err
+    )
     family = relatives.of("x", SECOND)
     assert (family.name, family.query, family.relatives) == ("x", SECOND, ())
     (folder / "q.fasta").write_text(">a\nMKV\n")
@@ -93,7 +96,7 @@ def test_a_table_of_clusters_has_the_relatives_of_its_members(table, capsys) -> 
     relatives = table(CLUSTERS)
     relatives.check(["q", "sp|P1|A_X", "c"])
     said = capsys.readouterr().err
-    assert "table.tsv: 6 rows of clusters, 2 queries; 4 of 5 members in 5 records of" in said
+    assert "table.tsv: a row for 3 of 3 queries; 6 rows of clusters, 2 queries; 4 of 5 mem" in said
     # The representative is a relative of a member, and no protein of itself.
     assert {one.name for one in relatives.of("q", QUERY).relatives} == {"P1", "b"}
     assert {one.name for one in relatives.of("sp|P1|A_X", ROW).relatives} == {"q", "b"}
@@ -121,8 +124,9 @@ def test_a_table_of_hits_has_identities(table, identities: tuple[str, ...], caps
 
 
 TABLES = {
-    "no query": (CLUSTERS, "x", "table.tsv has no row for 1 of 1 queries, the first of them x"),
-    "a hit alone": (M8.format("90", "100", "85"), "b", "has no row for 1 of 1 queries"),
+    "no query": (CLUSTERS, "x", "tsv has no row of another protein for 1 of 1 queries, .* them x "),
+    "a hit alone": (M8.format("90", "100", "85"), "b", "no row of another protein for 1 of 1"),
+    "a cluster of one": ("a\ta\nq\tq\nq\tb\n", "a", "no row of another protein for 1 of 1"),
     "two clusters": ("q\tc\ns\tc\n", "c", "c is a member of q and of s, and not in the first col"),
     "one word": ("q\tq\nq\n", "q", r"line 2: 'q' is not a table of query and member"),
     "no identity": (
