@@ -6,7 +6,7 @@
 DATA is prepared with a cluster table of TABLES, the folder that `studies.held_out` wrote, and
 `--no-homologs`; FASTA has all proteins. Every arm is trained on the same families, in the same
 order, in steps of 8,192 tokens, and differs from the base, `performer_relu`, in what its name says;
-its twin sees each protein alone, with the same masks. Each is evaluated by `evaluation=relatives`
+its twin sees each protein of them alone. Each is evaluated by `evaluation=relatives`
 on the held-out families, with relatives below 50 % identity, and in distribution, with any: one
 query of a family, or with --final two and all controls. Finished runs are not repeated, and
 interrupted ones continue.
@@ -39,7 +39,9 @@ ARMS = {
     "hybrid, aligned ±8, apart": (*WINDOW, "model.relatives_sum=apart"),
 }
 TWIN = ", alone"
-ARMS |= {f"{name}{TWIN}": (*ARMS[name], "data.relatives_alone=1") for name in ARMS}
+# A twin has targets in all proteins, where a quarter of the others' documents has them in the last.
+OF_TWINS = "data.relatives_alone=1", "data.relatives_last=0"
+ARMS |= {f"{name}{TWIN}": (*ARMS[name], *OF_TWINS) for name in ARMS}
 HELD_OUT, KNOWN = "held_out", "in_distribution"
 SPLITS = {HELD_OUT: "test_ood_family", KNOWN: "valid"}
 
