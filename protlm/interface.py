@@ -36,7 +36,7 @@ from protlm.model.pretrained import PretrainedModel, TokenBatch, begun, numbers_
 from protlm.model.relatives import InContexts, grouped
 from protlm.model.transformer import num_parameters
 from protlm.options.embed import Pooling
-from protlm.options.relatives import FamilyOptions
+from protlm.options.relatives import FamilyOptions, Weights
 from protlm.options.score import Estimator
 from protlm.options.shared import Duplicates
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
@@ -418,6 +418,7 @@ class Model(PretrainedModel):
         own = "contexts", "relatives_tokens", "relatives_seed"
         if not isinstance(given, FamilyOptions):
             raise UserError("filters are a protlm.options.relatives.FamilyOptions(...)")
+        refuse_unknown("weights", given.weights or Weights.uniform, Weights)
         if any(getattr(given, name) != getattr(usual, name) for name in own):
             raise UserError("filters have no contexts, tokens or seed; give these as arguments")
         options = replace(

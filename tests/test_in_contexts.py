@@ -178,20 +178,6 @@ def test_a_query_is_the_same_alone_and_among_others(tmp_path: Path) -> None:
     assert not np.allclose(*both)
 
 
-def test_what_a_program_gives_for_relatives_is_checked() -> None:
-    model, wrong = seeing("ordered"), dict[str, Any](path="family.a3m", rows=["MKV"])
-    for given in wrong.values():
-        with pytest.raises(UserError, match="is given for relatives; write relatives=model"):
-            model.embed([QUERY], relatives=given)
-        with pytest.raises(UserError, match="is given for relatives; write relatives=model"):
-            model.score(QUERY, ["M1A"], relatives=given)
-    wrong = {"filters": {"min_identity": 0.3}, "weights": "unifrm"}
-    with pytest.raises(UserError, match=r"filters are a protlm\.options\.relatives\.FamilyOptions"):
-        model.relatives(["MKV"], filters=wrong["filters"])
-    with pytest.raises(UserError, match="unifrm"):
-        FamilyOptions(weights=wrong["weights"])
-
-
 @pytest.mark.parametrize("objective", ["masked", "causal"])
 def test_a_model_trained_alone_refuses_relatives_unless_forced(objective) -> None:
     model = seeing(None, objective=objective)

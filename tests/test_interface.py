@@ -25,6 +25,7 @@ from protlm.interface import Model
 from protlm.model.embedding import Embedder
 from protlm.model.pretrained import PretrainedModel
 from protlm.options.look import ContactOptions
+from protlm.options.relatives import FamilyOptions
 from protlm.system.errors import InputDataError, UserError
 from tests.small_models import small_model
 
@@ -183,6 +184,16 @@ TOKENIZE = r"one list .* write model.tokenize\(sequences\)"
         (lambda model: model.estimate_errors(NO_BATCH), TOKENIZE),
         (lambda model: model.embed(["MKV"], pooling="median"), "=median does not exist; there are"),
         (lambda model: model.predict_masked(["MKV"]), "MKV has no <mask>"),
+        (lambda model: model.embed(["MKV"], relatives="x.a3m"), "one str is given for relatives"),
+        (lambda model: model.score("MKV", ["K2R"], relatives=["MKT"]), "one list is given for rel"),
+        (
+            lambda model: model.relatives(["MKT"], filters={"min_identity": 0.3}, force=True),
+            r"filters are a protlm\.options\.relatives\.FamilyOptions",
+        ),
+        (
+            lambda model: model.relatives(["MKT"], filters=FamilyOptions(weights="unifrm")),
+            "unifrm",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(model: Model, call: Any, sentence: str) -> None:

@@ -42,10 +42,12 @@ class FamilyCurve:
     Args:
         queries: of at least two families.
         background: what is known without relatives.
+        numbers: of the relatives of each query, by label of a context.
     """
 
     queries: Sequence[FamilyQuery]
     background: Background
+    numbers: Mapping[str, Sequence[int]] = field(default_factory=dict)
     scores: dict[Key, Scores] = field(default_factory=dict)
     fitted: dict[str, dict[str, Any]] = field(default_factory=dict)
 

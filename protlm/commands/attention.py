@@ -37,8 +37,9 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     layers, heads = model.layers_and_heads(options.layers, options.heads)
     proteins = Proteins(fasta, model.max_residues, options.duplicates, refuse=Room(model).refusal)
     _check_figure(proteins, options.figure)
-    names = [one.identifier for one in proteins]
-    contexts = in_contexts(model, options.relatives, names, only_first=True)
+    contexts = in_contexts(
+        model, options.relatives, (one.identifier for one in proteins), only_first=True
+    )
     around = model.vocabulary.num_around
     pairs = sum((length + around) ** 2 for length in proteins.lengths)
     size = entry_bytes(len(proteins) * len(layers), len(layers) * len(heads) * pairs, options.dtype)

@@ -35,10 +35,7 @@ def _advising() -> Iterator[None]:
         yield
     except UserError as error:
         known = EvaluateConfig.__dataclass_fields__.keys() & error.options.keys()
-        values = {name: error.options[name] for name in known}
-        typed = [f"type {name}={value}".replace("=True", "=true") for name, value in values.items()]
-        if None in values.values():
-            typed = [f"leave {name}= out" for name in known]
+        typed = [f"type {name}={error.options[name]}".replace("=True", "=true") for name in known]
         if typed:
             error.args = (f"{error}; {' or '.join(typed)}",)
         raise
@@ -74,8 +71,9 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     data = [_data(config, split) for split in splits]
     queries = [query for one in data for query in one.queries()] if config.relatives else []
     draws = any(made.draws_contexts for made in each)
-    names = [name for name, _ in queries]
-    contexts = in_contexts(model, _relatives(config), names, only_first=not draws)
+    contexts = in_contexts(
+        model, _relatives(config), (name for name, _ in queries), only_first=not draws
+    )
     data = [replace(one, contexts=contexts) for one in data]
     report = {
         "checkpoint": given or path.name,

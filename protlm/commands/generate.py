@@ -31,10 +31,11 @@ def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
             "with data.batching=relatives objective=causal, and leave --start out"
         )
     contexts = in_contexts(model, options.relatives, [""], only_first=True)
-    if options.start is None:
-        records = _continued(model, options, contexts)
-    else:
-        records = _resampled(model, options)
+    records = (
+        _continued(model, options, contexts)
+        if options.start is None
+        else _resampled(model, options)
+    )
     beside = None if output == STANDARD_OUTPUT else contexts
     # Of no query: sequences follow the relatives as new ones.
     with drawn_beside(beside, output, [("", "")]), fasta_file(output) as file:

@@ -47,8 +47,9 @@ def inspect(
     for name in silent:
         print(f"{name} is an encoder: its page has no predictions", file=sys.stderr)
     query = protein.identifier, protein.sequence
-    asked = options.relatives
-    contexts = [in_contexts(one.model, asked, query[:1], only_first=True) for one in models]
+    contexts = [
+        in_contexts(one.model, options.relatives, query[:1], only_first=True) for one in models
+    ]
     models = [
         replace(one, model=models_of(one.model, own, query)[0], draw=own and own.draws(*query)[0])
         for one, own in zip(models, contexts, strict=True)

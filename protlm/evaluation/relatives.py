@@ -151,11 +151,16 @@ class Relatives(Evaluation):
 
     def _predict(self, curve: FamilyCurve, contexts: InContexts, data: EvaluationData) -> None:
         """Adds the predictions of the model, and those of the baselines."""
+        around = contexts.model.vocabulary.num_around
+        curve.numbers = {str(one): [one] * len(curve.queries) for one in self.numbers} | {
+            f"{one} tokens": [query.within(one, around) for query in curve.queries]
+            for one in self.tokens
+        }
         found: dict[str, list[tuple[float, float]]] = {}
         probabilities: dict[str, list[np.ndarray]] = {}
         with JobProgress(f"{data.name}: queries", len(curve.queries)) as progress:
             for number, query in enumerate(curve.queries):
-                for label, relatives in self._contexts(curve, number, contexts):
+                for label, relatives in self._contexts(curve, number):
                     one = contexts.after(relatives, query.masked, data.tokens_per_batch)
                     log_p, targets = log_probabilities(
                         one, query.residues, hidden=query.hidden, places=query.places
@@ -168,28 +173,16 @@ class Relatives(Evaluation):
                 progress.advance(1)
         for label, sums in found.items():
             curve.scores[label, MODEL] = Scores(*np.array(sums).T)
-        around = contexts.model.vocabulary.num_around
-        for label in self._labels:
-            numbers = [self._number(label, query, around) for query in curve.queries]
+        for label, numbers in curve.numbers.items():
             curve.add_baselines(label, numbers, probabilities["0"], probabilities[label])
 
-    @property
-    def _labels(self) -> list[str]:
-        return [*map(str, self.numbers), *(f"{tokens} tokens" for tokens in self.tokens)]
-
-    @staticmethod
-    def _number(label: str, query: FamilyQuery, around: int) -> int:
-        """Returns the number of a query's relatives in a context with a label."""
-        number, *is_tokens = label.split()
-        return query.within(int(number), around) if is_tokens else int(number)
-
     def _contexts(
-        self, curve: FamilyCurve, number: int, contexts: InContexts
+        self, curve: FamilyCurve, number: int
     ) -> Iterator[tuple[str, Sequence[Relative]]]:
         """Yields the contexts of a query, and controls with as many proteins as the longest."""
-        query, around = curve.queries[number], contexts.model.vocabulary.num_around
-        for label in self._labels:
-            yield label, query.order[: self._number(label, query, around)]
+        query = curve.queries[number]
+        for label, numbers in curve.numbers.items():
+            yield label, query.order[: numbers[number]]
         if not (self.controls and self.most):
             return
         real = query.order[: self.most]
@@ -215,12 +208,12 @@ class Relatives(Evaluation):
             yield f"order {order}", [real[place] for place in rng.permutation(self.most)]
 
     def _result(self, curve: FamilyCurve, contexts: InContexts) -> dict[str, Any]:
-        last, seed = str(self.most), self.seed
-        controls = [label for label, who in curve.scores if label not in self._labels]
+        last, seed, around = str(self.most), self.seed, contexts.model.vocabulary.num_around
+        controls = [label for label, who in curve.scores if label not in curve.numbers]
         pairs = self._pairs(controls)
         found = {
             label: {who: curve.figures(label, who, seed) for who in (MODEL, *PREDICTORS, *_MIXED)}
-            for label in self._labels
+            for label in curve.numbers
         }
         columns = (last, "columns")
         return {
@@ -230,7 +223,7 @@ class Relatives(Evaluation):
             "max_identity": self.max_identity,
             "curve": found,
             "controls": {one: curve.figures(one, MODEL, seed) for one in controls},
-            "contexts": {one: self._size(curve, one, contexts) for one in self._labels},
+            "contexts": {one: _size(curve, one, around) for one in curve.numbers},
             "differences": {name: curve.difference(*pair, seed) for name, pair in pairs.items()},
             "share_closed": curve.share_closed((last, MODEL), ("0", MODEL), columns, seed),
             "bins": curve.bins(pairs, seed),
@@ -246,14 +239,6 @@ class Relatives(Evaluation):
         others |= {one: (one, MODEL) for one in ("unrelated", "shuffled", TWIN) if one in controls}
         pairs = {f"model - {name}": ((last, MODEL), other) for name, other in others.items()}
         return pairs | {f"{MIXED} - {MIXED_ALONE}": ((last, MIXED), (last, MIXED_ALONE))}
-
-    def _size(self, curve: FamilyCurve, label: str, contexts: InContexts) -> dict[str, float]:
-        """Returns the mean numbers of relatives and of tokens of a context."""
-        around = contexts.model.vocabulary.num_around
-        numbers = [self._number(label, query, around) for query in curve.queries]
-        pairs = zip(curve.queries, numbers, strict=True)
-        tokens = [query.num_residues(number) + number * around for query, number in pairs]
-        return {"relatives": float(np.mean(numbers)), "tokens": float(np.mean(tokens))}
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         rows, notes = [], []
@@ -273,6 +258,13 @@ class Relatives(Evaluation):
                     rows.append((label, *_cells(one["nats"]), *blank))
             notes += _notes(split, values, orders)
         return ResultTable(columns, rows, "\n".join(notes))
+
+
+def _size(curve: FamilyCurve, label: str, around: int) -> dict[str, float]:
+    """Returns the mean numbers of relatives and of tokens of a context."""
+    pairs = zip(curve.queries, curve.numbers[label], strict=True)
+    tokens = [query.num_residues(number) + number * around for query, number in pairs]
+    return {"relatives": float(np.mean(curve.numbers[label])), "tokens": float(np.mean(tokens))}
 
 
 def _cells(score: Mapping[str, Any]) -> tuple[str, str]:

@@ -19,7 +19,7 @@ import numpy as np
 from protlm.config import Relatives as Seen
 from protlm.config import RelativesPositions
 from protlm.config.data import TOKENS_PER_BATCH
-from protlm.data.families import Draw, Family, Relatives, draws
+from protlm.data.families import Draw, Relatives, draws
 from protlm.data.families import Relative as Member
 from protlm.data.records.in_memory import SequenceLike
 from protlm.data.relatives import best_diagonal
@@ -73,6 +73,8 @@ class InContexts:
         limits = options.max_residues, model.max_residues, self.tokens - self._around
         longest = min(limit for limit in limits if limit is not None)
         self._relatives = Relatives(source, replace(options, max_residues=max(longest, 1)))
+        # All relatives of a query, by its name and its residues.
+        self.family = self._relatives.of
         self._drawn = lru_cache(maxsize=_KEPT)(self._draw)
         self.models = lru_cache(maxsize=1)(self._models)
 
@@ -149,10 +151,6 @@ class InContexts:
                 or config.relatives_positions is runs
             ),
         )
-
-    def family(self, name: str, residues: str) -> Family:
-        """Returns all relatives of a query."""
-        return self._relatives.of(name, residues)
 
     def after(
         self, relatives: Sequence[Member], residues: str, tokens_per_batch: int
@@ -244,10 +242,8 @@ def drawn_beside(
                     plain = contexts.to_plain(*one)
                     alone += not plain["contexts"][0]["names"]
                     file.write(f"{json.dumps(plain)}\n")
-            without = f"; {alone:,} of the queries have none" if alone else ""
-            print(
-                printable(f"the relatives that are drawn: {written[0]}{without}"), file=sys.stderr
-            )
+            told = f"the relatives that are drawn: {written[0]}; {alone:,} queries have none"
+            print(printable(told.removesuffix("; 0 queries have none")), file=sys.stderr)
         yield
 
 

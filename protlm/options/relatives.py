@@ -6,7 +6,7 @@ from pathlib import Path
 
 from protlm.config.fields import Checked, at_least, by_flag, flag
 from protlm.options import shared
-from protlm.system.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError
 
 _FRACTION = at_least(0, at_most=1)
 
@@ -58,11 +58,6 @@ class FamilyOptions(Checked):
     max_unknown: float = flag("Maximum fraction of X in a relative.", 0.1, allowed=_FRACTION)
     allow_none: bool = flag("Read queries without relatives alone, in place of an error.", False)
     relatives_seed: int = shared.seed("Seed for drawing contexts.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.weights is not None:
-            refuse_unknown("weights", self.weights, Weights)
 
 
 @dataclass(frozen=True)

@@ -373,9 +373,8 @@ def test_masked_residues_are_hidden_in_the_frame_of_a_model() -> None:
             seen.append(tokens_BL[0].numpy())
             return super().network(tokens_BL, mask_BL, causal=causal)
 
-    planted: Any = OfE1()
     log_p, targets = log_probabilities(
-        planted, query.residues, hidden=query.hidden, places=query.places
+        OfE1(), query.residues, hidden=query.hidden, places=query.places
     )
     words = OfE1.vocabulary
     assert words.start == 2 and np.flatnonzero(seen[0] == words.mask).tolist() == [*(hidden + 2)]

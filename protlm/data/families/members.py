@@ -31,7 +31,9 @@ class MemberTable:
         self._unit = 0.01 if max(identities, default=0) > 1 else 1.0
         # A query of hits is in the first column.
         queries = self._members if self._has_hits else {**self._members, **self._owners}
-        self.names = Names(queries, path)
+        # A cluster of one protein has no relatives.
+        is_alone = {one for one, members in self._members.items() if not {*members} - {one}}
+        self.names = Names(queries.keys() - is_alone, path)
 
     def __str__(self) -> str:
         """Says what the table is, and what its identities are."""

@@ -138,8 +138,10 @@ def family(found: Found, query: str | None, name: str, options: FamilyOptions | 
     else:
         query = _with_query(found, query, options)
         relatives = [_unaligned(one, found.identities) for one in found.records]
-        number = len(found.records)
-        source = f"{found.where}: {number:,} unaligned sequences, not compared with the query"
+        source = (
+            f"{found.where}: {len(found.records):,} unaligned sequences, "
+            "not compared with the query"
+        )
     if options.whole_relatives is not None:
         relatives = [*_whole(relatives, options.whole_relatives, counts)]
         source += f", whole proteins from {options.whole_relatives}"

@@ -78,7 +78,7 @@ class Relatives:
             )
         if self._names is None or not asked:
             return
-        found = {name: self._name_here(name, self._names) for name in names if name in asked}
+        found = {name: self._names.find(name) for name in names if name in asked}
         known = [one for one in found.values() if one is not None]
         missing = [name for name, one in found.items() if one is None]
         if missing and not self.options.allow_none:
@@ -100,13 +100,6 @@ class Relatives:
             f"{self.source}: a {self._what.split()[0]} for {len(known):,} of {len(found):,} queries"
             f"{', the others are read alone' * bool(missing)}; {self._about}"
         )
-
-    def _name_here(self, name: str, names: Names) -> str | None:
-        """Returns the name that a query has here; None if it has no relatives."""
-        found = names.find(name)
-        # A cluster of one protein has none.
-        is_alone = found is not None and self._table is not None and not self._table.members(found)
-        return None if is_alone else found
 
     def of(self, name: str, residues: str) -> Family:
         """Returns the family of a query, by its name and its residues in capitals ("": unknown).
