@@ -92,7 +92,7 @@ site: $(INSTALLED) ## Build the site of the documentation in build/site
 	$(PYTHON) -m sphinx -W --keep-going --quiet -c docs . build/site
 
 notebooks: $(INSTALLED) ## Execute the notebooks on the shipped model (MODEL=RUN: on another)
-	$(PYTEST) --nbmake notebooks
+	$(PYTHON) -m pytest --nbmake notebooks
 
 bench-attention: $(PEERS)/.installed ## Measure attention on this machine beside its peers (OPTIONS=--quick)
 	PYTHONPATH=$(PEERS) $(PYTHON) -m benchmarks.attention $(OPTIONS)
