@@ -112,8 +112,9 @@ def test_maps_contacts_and_pages_in_contexts(run: Protlm, model: Model) -> None:
     run("inspect", "x.fasta", "-m", "run", "-o", "page.html")
     # Contacts are means over contexts; a page reads the first alone.
     assert drawn("page.html")[0]["contexts"] == drawn("c.h5")[0]["contexts"][:1]
-    typed = "inspect", "x.fasta", "-m", "run", "-o", "p.html", "--contexts", "2"
-    assert "one context alone is read here; leave --contexts out" in run(*typed, code=2)
+    assert "one context alone is read here; leave --contexts out" in run(
+        *("inspect", "x.fasta", "-m", "run", "-o", "p.html", "--contexts", "2"), code=2
+    )
     assert [line["query"] for line in drawn("a.h5")] == [f"P{n}" for n in range(1, 13)]
 
 
