@@ -5,9 +5,9 @@
 
 DATA is prepared with a cluster table of TABLES, the folder that `studies.held_out` wrote, and
 `--no-homologs`; FASTA has all proteins. Every arm is trained on the same families, in the same
-order, in steps of 8,192 tokens, and differs from the base, `performer_relu`, in what its name says;
-its twin sees each protein of them alone. Each is evaluated by `evaluation=relatives`
-on the held-out families, with relatives below 50 % identity, and in distribution, with any: one
+order, in steps of 8,192 tokens, with the attention and what else its name says; its twin sees each
+protein of them alone. Each is evaluated by `evaluation=relatives` on the held-out families, with
+relatives below 50 % identity, and in distribution, with any: one
 query of a family, or with --final two and all controls. Finished runs are not repeated, and
 interrupted ones continue.
 """
