@@ -1,15 +1,16 @@
 """The training of a model on a card that is lent for minutes: `benchmarks/gpu.sh product`.
 
     python -m benchmarks.gpu_product pack TRAIN VALID -o PACKED [--members 2]
-    benchmarks/gpu.sh product PACKED -o OUT [--seconds 530] [SETTINGS OF TRAIN]
+    benchmarks/gpu.sh product PACKED -o OUT [--seconds 530] [--experiment swissprot_gpu]
+        [SETTINGS OF TRAIN]
     python -m benchmarks.gpu_product join OUT/step-N -o MODEL
 
 `pack` writes the sequences of two prepared data sets, without headers and at most some of each
-cluster, into a file that is small enough to be carried along. `product` prepares it, trains
-experiment=swissprot_gpu until its time is over, and writes the weights into OUT whenever a
-checkpoint is new: safetensors in bfloat16, in shards below 15 MiB with an index, the last set
-alone, and each set whole. `join` makes a model of protlm of such a set. The same command continues
-the run, which is in OUT.work.
+cluster, into a file that is small enough to be carried along. `product` prepares it, trains an
+experiment until its time is over, and writes the weights into OUT whenever a checkpoint is new:
+safetensors in bfloat16, in shards below 15 MiB with an index, the last set alone, and each set
+whole. `join` makes a model of protlm of such a set. The same command continues the run, which is in
+OUT.work.
 """
 
 import argparse
@@ -87,8 +88,8 @@ def product(packed: Path, out: Path, seconds: float, settings: Sequence[str]) ->
     end, run = time.monotonic() + seconds, beside(out, ".work") / "run"
     out.mkdir(parents=True, exist_ok=True)
     data = unpack(packed, run.parent)
-    command = [sys.executable, "-m", "protlm.train", "experiment=swissprot_gpu"]
-    command += [f"data.dir={data}", f"run_dir={run}", *settings]
+    command = [sys.executable, "-m", "protlm.train", *settings]
+    command += [f"data.dir={data}", f"run_dir={run}"]
     with subprocess.Popen(command) as training:
         try:
             while training.poll() is None and time.monotonic() < end - _EXPORT:
@@ -182,6 +183,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     running = actions.add_parser("product", help="train, and export at each checkpoint")
     running.add_argument("packed", type=Path)
     running.add_argument("--seconds", type=float, default=530.0)
+    running.add_argument("--experiment", default="swissprot_gpu", help="of conf/experiment")
     joining = actions.add_parser("join", help="make a model of shards")
     joining.add_argument("shards", type=Path)
     for each in (packing, running, joining):
@@ -201,8 +203,9 @@ def main() -> None:
         pack(given.train, given.valid, given.output, given.members)
     elif given.action == "join":
         join(given.shards, given.output)
-    elif code := product(given.packed, given.output, given.seconds, given.settings):
-        sys.exit(code)
+    else:
+        settings = [f"experiment={given.experiment}", *given.settings]
+        sys.exit(product(given.packed, given.output, given.seconds, settings))
 
 
 if __name__ == "__main__":
