@@ -65,7 +65,7 @@ def kept(
     if relatives and limits != (0, 1) and all(one.identity is None for one in relatives):
         raise InputDataError(
             "identities to the query are unknown without an alignment or a table that has them; "
-            "give one of these, or leave the limits of identity out",
+            "give one of these",
             {"min_identity": None, "max_identity": None},
         )
     seen, own = set[str](), Names([name] if name else [], "the query")
