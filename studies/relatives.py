@@ -1,6 +1,6 @@
 """What relatives are worth to models that are trained on families, and to their single twins.
 
-    python -m studies.relatives DATA TABLES FASTA [--arms NAME ...] [--steps 244] [--seed 0]
+    python -m studies.relatives DATA TABLES FASTA [--arms NAME ...] [--steps 244] [--seeds 0]
         [--jobs 1] [--final] [--out runs/relatives/near]
 
 DATA is prepared with a cluster table of TABLES, the folder that `studies.held_out` wrote, and
@@ -13,11 +13,16 @@ interrupted ones continue.
 """
 
 import argparse
+import csv
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from protlm.analysis.bootstrap import ratio_interval
+from protlm.analysis.family_predictions import family_means
 from protlm.analysis.intervals import in_words
 from studies import copying
 from studies.runs import end_by_signal, name_of, run, side_by_side, train, validations
@@ -38,20 +43,33 @@ ARMS = {
     "hybrid, aligned ±8, 15 to 50 % masked": (*WINDOW, "objective.mask_fraction_range=[0.15,0.5]"),
     "hybrid, aligned ±8, apart": (*WINDOW, "model.relatives_sum=apart"),
 }
-TWIN = ", alone"
+TWIN, ALIGNED = ", alone", ", aligned positions"
 # A twin has targets in all proteins, where a quarter of the others' documents has them in the last.
 OF_TWINS = "data.relatives_alone=1", "data.relatives_last=0"
 ARMS |= {f"{name}{TWIN}": (*ARMS[name], *OF_TWINS) for name in ARMS}
-HELD_OUT, KNOWN = "held_out", "in_distribution"
+HELD_OUT, KNOWN, FINAL = "held_out", "in_distribution", "final_"
 SPLITS = {HELD_OUT: "test_ood_family", KNOWN: "valid"}
 
 
-def make(arm: str, given: argparse.Namespace) -> None:
-    """Trains and evaluates an arm, or continues."""
-    folder = given.out / f"{name_of(arm)}-{given.seed}"
-    if (folder / f"{KNOWN}.json").exists():
-        return
-    settings = [*copying.BASE, *ARMS[arm], f"seed={given.seed}", f"data.dir={given.data}"]
+def folder_of(arm: str, seed: int, given: argparse.Namespace) -> Path:
+    """Returns the folder of a run."""
+    return given.out / f"{name_of(arm)}-{seed}"
+
+
+def twin_of(arm: str) -> str:
+    """Returns the twin of an arm; positions in the family do not concern it.
+
+    >>> twin_of("softmax, aligned positions")
+    'softmax, alone'
+    """
+    return arm.removesuffix(ALIGNED).removesuffix(TWIN) + TWIN
+
+
+def make(run_of: tuple[str, int], given: argparse.Namespace) -> None:
+    """Trains and evaluates an arm with a seed, or continues."""
+    arm, seed = run_of
+    folder = folder_of(arm, seed, given)
+    settings = [*copying.BASE, *ARMS[arm], f"seed={seed}", f"data.dir={given.data}"]
     settings += ["data.relatives_from=train", "trainer.valid_batches=10"]
     settings += [f"trainer.valid_every={given.steps}", "trainer.checkpoint_every=100"]
     train(settings, folder, steps=given.steps)
@@ -60,10 +78,10 @@ def make(arm: str, given: argparse.Namespace) -> None:
         (HELD_OUT, "candidates.tsv", groups),
         (KNOWN, "in_distribution.tsv", "evaluation.relatives.max_identity=1"),
     ):
-        output = folder / f"{name}.json"
+        output = folder / f"{FINAL * given.final}{name}.json"
         if output.exists():
             continue
-        split, queries = SPLITS[name], folder / f"{name}.tsv"
+        split, queries = SPLITS[name], output.with_suffix(".tsv")
         queries.with_suffix(f".{split}.tsv").unlink(missing_ok=True)
         numbers = "[0,1,2,4,8,16]" if given.final else "[0,1,4,16]"
         limits = f"controls={str(given.final).lower()} per_family={1 + given.final}"
@@ -79,18 +97,19 @@ def make(arm: str, given: argparse.Namespace) -> None:
         )
 
 
-def table(given: argparse.Namespace) -> str:
-    """Returns the nats per masked residue of each arm, in Markdown."""
+def table(runs: Sequence[tuple[str, int]], given: argparse.Namespace) -> str:
+    """Returns the nats per masked residue of each run, in Markdown."""
     headings = ["alone", "with one", "with 16", "with 16 - alone"]
     rows = [
         ["arm", "valid loss", *(f"{x}, {one}" for x in ("held out", "known") for one in headings)]
     ]
-    for arm in given.arms:
-        folder = given.out / f"{name_of(arm)}-{given.seed}"
+    for arm, seed in runs:
+        folder = folder_of(arm, seed, given)
         loss = validations(folder).get(given.steps)
-        rows.append([arm, "" if loss is None else f"{loss:.3f}"])
+        rows.append([f"{arm}, seed {seed}" if len(given.seeds) > 1 else arm])
+        rows[-1].append("" if loss is None else f"{loss:.3f}")
         for name, split in SPLITS.items():
-            if not (path := folder / f"{name}.json").exists():
+            if not (path := folder / f"{FINAL * given.final}{name}.json").exists():
                 continue
             found = json.loads(path.read_text())["results"][split]["relatives"]
             nats = [found["curve"][number]["model"]["nats"]["mean"] for number in ("0", "1", "16")]
@@ -98,6 +117,43 @@ def table(given: argparse.Namespace) -> str:
             rows[-1].append(in_words(found["differences"]["model - alone"], "+.3f"))
         rows[-1] += [""] * (len(rows[0]) - len(rows[-1]))
     return markdown(rows)
+
+
+def over_seeds(arm: str, given: argparse.Namespace) -> str:
+    """Returns an arm's comparisons of relatives below 50 % identity, in Markdown.
+
+    A family has the mean of its differences over seeds, and families are drawn.
+    """
+    found = []
+    for seed in given.seeds:
+        own, twin = (nats_of(folder_of(one, seed, given), given) for one in (arm, twin_of(arm)))
+        others = {"alone": own["model, 0"], "the twin alone": twin["model, 0"]}
+        controls = ("shuffled", "unrelated") if given.final else ()
+        others |= {name: own[f"model, {name}"] for name in controls}
+        others |= {"columns": own["columns, 16"]}
+        found.append({f"with 16 - {name}": own["model, 16"] - x for name, x in others.items()})
+        found[-1]["mixed - mixed alone"] = own["mixed, 16"] - own["mixed alone, 16"]
+    rows = [[arm, "mean of seeds", *(f"seed {one}" for one in given.seeds)]]
+    for name in found[0]:
+        each = np.array([one[name] for one in found])
+        rows.append([name, in_words(ratio_interval(each.mean(axis=0)), "+.3f")])
+        rows[-1] += [f"{mean:+.3f}" for mean in each.mean(axis=1)]
+    return markdown(rows)
+
+
+def nats_of(folder: Path, given: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Returns the nats per target of each held-out family, by prediction."""
+    path = folder / f"{FINAL * given.final}{HELD_OUT}.{SPLITS[HELD_OUT]}.tsv"
+    with path.open(encoding="ascii") as file:
+        rows = [*csv.DictReader(file, delimiter="\t")]
+    order = [*dict.fromkeys(row["family"] for row in rows)]
+    families = np.array([order.index(row["family"]) for row in rows])
+    targets = np.array([row["targets"] for row in rows], int)
+    names = (name for name in rows[0] if ", " in name)
+    return {
+        name: family_means(np.array([row[name] for row in rows], float), targets, families)
+        for name in names
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -108,15 +164,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("fasta", type=Path, help="all proteins")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ATTENTION))
     parser.add_argument("--steps", type=int, default=244, help="steps of 8,192 tokens")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--final", action="store_true", help="two queries a family, all controls")
     parser.add_argument("--out", type=Path, default=Path("runs/relatives/near"))
     given = parser.parse_args(arguments)
-    keep_settings(given, "data", "steps", "final")
+    keep_settings(given, "data", "steps")
     end_by_signal()
-    side_by_side(lambda arm: make(arm, given), given.arms, given.jobs)
-    print(table(given), flush=True)
+    runs = [(arm, seed) for seed in given.seeds for arm in given.arms]
+    side_by_side(lambda one: make(one, given), runs, given.jobs)
+    print(table(runs, given), flush=True)
+    for arm in given.arms:
+        if twin_of(arm) in given.arms and not arm.endswith(TWIN):
+            print(f"\n{over_seeds(arm, given)}", flush=True)
 
 
 if __name__ == "__main__":
