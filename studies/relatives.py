@@ -31,11 +31,16 @@ from studies.tables import markdown
 
 ATTENTION = {name: copying.ARMS[name] for name in copying.ARMS if "convolution" not in name}
 WINDOW = ATTENTION["hybrid, aligned ±8"]
+LONG_ROWS = "data.tokens_per_row=8192"
+SHIFTED = "model.relatives_positions=aligned"
 ARMS = {
     **ATTENTION,
     "softmax, no convolution": ("attention=softmax", "model.convolution=null"),
-    "softmax, aligned positions": ("attention=softmax", "model.relatives_positions=aligned"),
-    "hybrid, aligned ±8, aligned positions": (*WINDOW, "model.relatives_positions=aligned"),
+    "softmax, aligned positions": ("attention=softmax", SHIFTED),
+    "hybrid, aligned ±8, aligned positions": (*WINDOW, SHIFTED),
+    "softmax, aligned positions, long rows": ("attention=softmax", SHIFTED, LONG_ROWS),
+    "hybrid, aligned ±8, aligned positions, long rows": (*WINDOW, SHIFTED, LONG_ROWS),
+    "hybrid, aligned ±8, aligned positions, causal": (*WINDOW, SHIFTED, "objective=causal"),
     "hybrid, aligned ±8, no convolution": (*WINDOW, "model.convolution=null"),
     "hybrid, aligned ±8, 30 % alone": (*WINDOW, "data.relatives_alone=0.3"),
     "hybrid, aligned ±8, none in use": (*WINDOW, "data.relatives_last=0"),
