@@ -15,7 +15,6 @@ Finished runs are not repeated, and interrupted ones continue.
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -27,7 +26,7 @@ from protlm.analysis.pairwise import substitutions
 from protlm.data.records import Tally, read_records
 from protlm.data.vocabulary import STANDARD
 from protlm.system.paths import complete_file
-from studies.runs import end_by_signal, name_of, run, side_by_side, train, validations
+from studies.runs import end_by_signal, name_of, protlm, side_by_side, train, validations
 from studies.settings import keep_settings
 from studies.tables import markdown
 
@@ -143,8 +142,7 @@ def write_families(fasta: Path, kind: str, folder: Path, seed: int) -> None:
         with complete_file(path, overwrite=True) as temporary:
             temporary.write_text("".join(text), encoding="ascii")
     tables = ("--split-table", str(splits), "--cluster-table", str(clusters))
-    protlm = [sys.executable, "-m", "protlm", "prepare"]
-    run([*protlm, str(sequences), "--out", str(folder / "data"), *tables])
+    protlm("prepare", str(sequences), "--out", str(folder / "data"), *tables)
 
 
 def best_loss(queries: Sequence[Family], kind: str) -> float:

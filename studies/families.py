@@ -20,7 +20,6 @@ import argparse
 import itertools
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,6 +37,7 @@ from protlm.loading import read_model
 from protlm.system.paths import complete_file
 from studies import alignments
 from studies.alignments import aligned_columns, factored_attention, inverse_covariance, potts
+from studies.runs import protlm
 from studies.settings import keep_settings
 from studies.tables import markdown
 
@@ -62,11 +62,6 @@ ALIGNMENT_METHODS = {
     "factored attention": factored_attention,
     "inverse covariance": inverse_covariance,
 }
-
-
-def protlm(*arguments: str) -> None:
-    """Runs a command of protlm; ends the study if it fails."""
-    subprocess.run([sys.executable, "-m", "protlm", *arguments], check=True)
 
 
 def structure_file(structures: Path, protein: str) -> Path:

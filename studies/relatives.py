@@ -15,7 +15,6 @@ interrupted ones continue.
 import argparse
 import csv
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.family_predictions import family_means
 from protlm.analysis.intervals import in_words
 from studies import copying
-from studies.runs import end_by_signal, name_of, run, side_by_side, train, validations
+from studies.runs import end_by_signal, name_of, protlm, side_by_side, train, validations
 from studies.settings import keep_settings
 from studies.tables import markdown
 
@@ -91,14 +90,12 @@ def make(run_of: tuple[str, int], given: argparse.Namespace) -> None:
         numbers = "[0,1,2,4,8,16]" if given.final else "[0,1,4,16]"
         limits = f"controls={str(given.final).lower()} per_family={1 + given.final}"
         limits += f" numbers={numbers} per_query={queries}"
-        run(
-            [
-                *(sys.executable, "-m", "protlm", "evaluate", f"checkpoint={folder}"),
-                *("evaluation=[relatives]", f"data.dir={given.data}", f"split={split}"),
-                *("allow_none=true", "data.verify=sizes", f"relatives={given.tables / members}"),
-                *(f"whole_relatives={given.fasta}", f"output={output}", option),
-                *(f"evaluation.relatives.{one}" for one in limits.split()),
-            ]
+        protlm(
+            *("evaluate", f"checkpoint={folder}", "evaluation=[relatives]"),
+            *(f"data.dir={given.data}", f"split={split}", "allow_none=true", "data.verify=sizes"),
+            *(f"relatives={given.tables / members}", f"whole_relatives={given.fasta}"),
+            *(f"output={output}", option),
+            *(f"evaluation.relatives.{one}" for one in limits.split()),
         )
 
 

@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -14,8 +14,9 @@ _T = TypeVar("_T")
 _RUNNING = set[subprocess.Popen[bytes]]()
 
 
-def run(command: Sequence[str]) -> None:
-    """Runs a command, whose failure is one of the study."""
+def protlm(*arguments: str) -> None:
+    """Runs a command of protlm, whose failure is one of the study."""
+    command = [sys.executable, "-m", "protlm", *arguments]
     with subprocess.Popen(command) as process:
         _RUNNING.add(process)
         try:
@@ -49,8 +50,7 @@ def train(settings: Iterable[str], folder: Path, *, steps: int) -> None:
     if steps in validations(folder):
         return
     length = [f"trainer.max_steps={steps}", f"schedule.warmup_steps={steps // 8}"]
-    typed = in_order([*settings, *length, f"run_dir={folder}"])
-    run([sys.executable, "-m", "protlm.train", *typed])
+    protlm("train", *in_order([*settings, *length, f"run_dir={folder}"]))
 
 
 def in_order(settings: Iterable[str]) -> list[str]:

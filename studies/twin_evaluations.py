@@ -2,11 +2,10 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from protlm.system.paths import sample_dir
-from studies import runs
+from studies.runs import protlm
 from studies.twin_tables import Column
 
 # Rows of this length hold one protein each; longer ones hold joined proteins.
@@ -40,18 +39,15 @@ def evaluate(run: Path, objective: str, given: argparse.Namespace) -> None:
         folder.mkdir(exist_ok=True)
         joined = f"concatenated={str(given.length != LENGTH).lower()}"
         options = (f"max_length={given.length}", joined, f"per_sequence={sums}")
-        command = [
-            *(sys.executable, "-m", "protlm", "evaluate"),
-            *(f"checkpoint={run}", f"evaluation=[{objective}]"),
-            *(f"data.dir={data}", "data.verify=sizes", f"split=[{','.join(splits)}]"),
-            *(f"evaluation.{objective}.{option}" for option in options),
-            f"evaluation.{objective}.groups={groups}",
-            f"evaluation.{objective}.column={column}",
-            f"output={output}",
-        ]
         for left in folder.glob(f"{name}.test_*.tsv"):
             left.unlink()
-        runs.run(command)
+        protlm(
+            *("evaluate", f"checkpoint={run}", f"evaluation=[{objective}]"),
+            *(f"data.dir={data}", "data.verify=sizes", f"split=[{','.join(splits)}]"),
+            *(f"evaluation.{objective}.{option}" for option in options),
+            *(f"evaluation.{objective}.groups={groups}", f"evaluation.{objective}.column={column}"),
+            f"output={output}",
+        )
 
 
 def test_splits(given: argparse.Namespace) -> list[str]:

@@ -27,7 +27,6 @@ Performer's step would hold if maps were stored, or as fast as a Performer, in r
 import argparse
 import math
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ import numpy as np
 
 from protlm.plots import save_figure
 from protlm.system.errors import one_of
-from studies.runs import end_by_signal, run, side_by_side
+from studies.runs import end_by_signal, protlm, side_by_side
 from studies.settings import keep_settings
 from studies.twin_evaluations import EVALUATED, LENGTH, columns, evaluate, is_evaluated
 from studies.twin_tables import (
@@ -114,8 +113,8 @@ def train(arm: Arm, given: argparse.Namespace, steps: int, rate: float) -> None:
     """Makes or continues a run; ends the study if it fails."""
     planned = min(steps, given.steps)
     stable = round((1 - DECAY) * planned)
-    command = [
-        *(sys.executable, "-m", "protlm.train", f"objective={OBJECTIVES[arm.objective]}"),
+    protlm(
+        *("train", f"objective={OBJECTIVES[arm.objective]}"),
         *COMMON,
         *MECHANISMS[arm.attention],
         f"optimizer.learning_rate={rate}",
@@ -126,8 +125,7 @@ def train(arm: Arm, given: argparse.Namespace, steps: int, rate: float) -> None:
         *(f"trainer.checkpoint_every={stable}", "trainer.checkpoint_minutes=10"),
         "trainer.valid_batches=25",
         f"run_dir={arm.folder(given.out)}",
-    ]
-    run(command)
+    )
 
 
 def row_settings(length: int) -> tuple[str, ...]:
