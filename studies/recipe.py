@@ -9,7 +9,6 @@ difference below the spread of the seeds means nothing.
 """
 
 import argparse
-import csv
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from studies.runs import in_order
+from studies.runs import in_order, log
 from studies.settings import keep_settings
 from studies.twin_tables import Column, difference
 
@@ -176,9 +175,7 @@ def _above(base: Arm, arm: Arm) -> str:
 
 
 def _rate(folder: Path) -> float:
-    with (folder / "metrics.csv").open(encoding="utf-8") as file:
-        rates = [row["residues_per_second"] for row in csv.DictReader(file) if row["train_loss"]]
-    return median(map(float, rates))
+    return median(row["residues_per_second"] for row in log(folder) if "train_loss" in row)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,6 +1,5 @@
-"""The commands of a study: several at a time, and ended with it by SIGTERM."""
+"""The commands of a study, several at a time and ended with it by SIGTERM, and their logs."""
 
-import csv
 import re
 import signal
 import subprocess
@@ -9,6 +8,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
+
+from protlm.checkpoints.validations import METRICS, read_metrics
 
 _T = TypeVar("_T")
 _RUNNING = set[subprocess.Popen[bytes]]()
@@ -65,11 +66,13 @@ def in_order(settings: Iterable[str]) -> list[str]:
 
 def validations(folder: Path) -> dict[int, float]:
     """Returns the validation losses of a run by their step."""
-    if not (folder / "metrics.csv").exists():
-        return {}
-    with (folder / "metrics.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["valid_loss"]]
-    return {int(row["step"]): float(row["valid_loss"]) for row in rows}
+    rows = (row for row in log(folder) if "valid_loss" in row)
+    return {int(row["step"]): row["valid_loss"] for row in rows}
+
+
+def log(folder: Path) -> list[dict[str, float]]:
+    """Returns the rows of the log of a run, each with the columns that have a value, or no rows."""
+    return read_metrics(folder / METRICS)
 
 
 def name_of(arm: str) -> str:

@@ -7,7 +7,6 @@ at a gradient that is not finite; the table then gives the number of steps befor
 """
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -29,6 +28,7 @@ from protlm.data_prep import prepare, split
 from protlm.plots import save_figure
 from protlm.system.errors import InputDataError, exit_with_message
 from protlm.system.paths import complete_file, sample_dir
+from studies.runs import log
 
 STEPS, QUICK_STEPS, LOG_EVERY = 300, 20, 10
 # A run of so few steps only tests the script.
@@ -60,18 +60,17 @@ class Curve:
     valid_perplexity: float | None
 
     @classmethod
-    def read(cls, path: Path) -> "Curve":
-        """Reads `metrics.csv`."""
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        logged = [row for row in rows if row["train_loss"]]
-        valid = [row for row in rows if row["valid_loss"]]
+    def read(cls, run: Path) -> "Curve":
+        """Reads the log of a run."""
+        rows = log(run)
+        logged = [row for row in rows if "train_loss" in row]
+        valid = [row for row in rows if "valid_loss" in row]
         return cls(
             steps=tuple(int(row["step"]) for row in logged),
-            losses=tuple(float(row["train_loss"]) for row in logged),
-            rates=tuple(float(row["residues_per_second"]) for row in logged),
-            valid_loss=float(valid[-1]["valid_loss"]) if valid else None,
-            valid_perplexity=float(valid[-1]["valid_perplexity"]) if valid else None,
+            losses=tuple(row["train_loss"] for row in logged),
+            rates=tuple(row["residues_per_second"] for row in logged),
+            valid_loss=valid[-1]["valid_loss"] if valid else None,
+            valid_perplexity=valid[-1]["valid_perplexity"] if valid else None,
         )
 
     @property
@@ -216,8 +215,7 @@ def main() -> None:
     runs = []
     for name in arguments.mechanisms:
         trained = train(name, folder, steps)
-        metrics = run_dir(name, folder, steps) / "metrics.csv"
-        runs.append((trained, Curve.read(metrics)))
+        runs.append((trained, Curve.read(run_dir(name, folder, steps))))
     table = comparison_table(runs)
     Console(width=160).print(table)
     page = complete_file(folder / "table.md", overwrite=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from protlm.analysis.sequence_sums import FEWEST_IN_GROUP, SequenceSums, most_frequent
+from studies.runs import validations
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -171,19 +172,6 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def log(folder: Path) -> list[dict[str, str]]:
-    """The log of a run, or nothing."""
-    if not (folder / "metrics.csv").exists():
-        return []
-    with (folder / "metrics.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def seconds(folder: Path) -> float:
-    """Wall time of the training steps of a run, validations and starts not counted."""
-    return sum(float(row["seconds"]) for row in log(folder) if row["seconds"])
-
-
 def curves(
     runs: dict[str, tuple[Path, float]],
     *,
@@ -202,9 +190,8 @@ def curves(
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for label, (folder, step_time) in runs.items():
-        rows = [row for row in log(folder) if row["valid_loss"]]
-        steps = np.array([int(row["step"]) for row in rows])
-        losses = [float(row["valid_loss"]) for row in rows]
+        by_step = validations(folder)
+        steps, losses = np.array(list(by_step)), list(by_step.values())
         style = {"color": color(label), "marker": "o", "markersize": 3, "label": label}
         style |= {"linestyle": "--" if label.endswith(LONGER) else "-"}
         left.plot(steps * tokens_per_step / 1e6, losses, **style)

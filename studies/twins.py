@@ -35,17 +35,10 @@ import numpy as np
 
 from protlm.plots import save_figure
 from protlm.system.errors import one_of
-from studies.runs import end_by_signal, protlm, side_by_side
+from studies.runs import end_by_signal, log, protlm, side_by_side, validations
 from studies.settings import keep_settings
 from studies.twin_evaluations import EVALUATED, LENGTH, columns, evaluate, is_evaluated
-from studies.twin_tables import (
-    LONGER,
-    curves,
-    differences_table,
-    figures_table,
-    log,
-    seconds,
-)
+from studies.twin_tables import LONGER, curves, differences_table, figures_table
 
 TOKENS_PER_STEP = 4096
 DECAY = 0.4
@@ -156,20 +149,18 @@ def best_rates(given: argparse.Namespace) -> dict[str, float]:
     side_by_side(lambda key: train(runs[key], given, steps, key[1]), missing, given.jobs)
     best: dict[str, float] = {}
     for name in given.mechanisms:
-        losses: dict[float, float] = {}
-        for rate in RATES:
-            rows = [row for row in log(runs[name, rate].folder(given.out)) if row["valid_loss"]]
-            losses[rate] = float(np.nan_to_num(float(rows[-1]["valid_loss"]), nan=np.inf))
+        losses = {rate: validations(runs[name, rate].folder(given.out))[steps] for rate in RATES}
         print(f"{name}: validation loss by learning rate {losses}", flush=True)
-        best[name] = min(losses, key=lambda rate: losses[rate])
+        best[name] = min(losses, key=lambda rate: np.nan_to_num(losses[rate], nan=np.inf))
     return best
 
 
 def step_seconds(arm: Arm, given: argparse.Namespace) -> float:
-    """Returns the time of a step, as given or from the log."""
+    """Returns the time of a step, as given or from the log, without validations and starts."""
     if given.step_seconds:
         return given.step_seconds[f"{arm.objective}:{arm.attention}"]
-    return seconds(arm.folder(given.out)) / last_step(arm, given)
+    rows = log(arm.folder(given.out))
+    return sum(row.get("seconds", 0) for row in rows) / last_step(arm, given)
 
 
 def branch(arm: Arm, given: argparse.Namespace) -> None:
