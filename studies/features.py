@@ -11,17 +11,10 @@ import argparse
 import json
 from pathlib import Path
 
-from protlm.data.tables import read_table
 from protlm.downstream.concepts import contexts
-from studies.tables import markdown
+from studies.tables import markdown, rows_of
 
 Row = dict[str, str]
-
-
-def rows_of(folder: Path) -> list[Row]:
-    """Returns the rows of the table of names."""
-    columns, rows = read_table(folder / "names.tsv", "a table of names")
-    return [dict(zip(columns, row, strict=True)) for _, row in rows]
 
 
 def counts(folders: list[Path]) -> str:
@@ -39,7 +32,7 @@ def concepts(folders: list[Path], of_sequence: bool) -> str:
     """Returns a table of F1 by concept and predictor, of those of the sequence alone or others."""
     table, plain = [["concept", "to exceed"]], contexts("")
     for folder in folders:
-        best = [row for row in rows_of(folder) if row["chosen"] == "True"]
+        best = [row for row in rows_of(folder / "names.tsv") if row["chosen"] == "True"]
         table[0] = [*table[0][:2], *dict.fromkeys(row["predictor"] for row in best)]
         for concept in dict.fromkeys(row["concept"] for row in best):
             if (concept in plain) == of_sequence and not concept.startswith("residue "):

@@ -22,13 +22,12 @@ from typing import Any
 from protlm.commands.finetune import HEAD, MERGED, finetune_labels
 from protlm.commands.probe import probe_labels
 from protlm.data.records import Tally, read_records
-from protlm.data.tables import read_table
 from protlm.downstream.probe_results import comparison, metric_rows
 from protlm.loading import pick_device
 from protlm.options.labels import FinetuneOptions, FinetuneSettings, LabelOptions, ProbeOptions
 from protlm.system.paths import complete_file
 from studies.settings import keep_settings
-from studies.tables import markdown
+from studies.tables import markdown, rows_of
 
 # DSSP's eight states as helix, strand and coil.
 _STATES = str.maketrans("HGIEBTSC", "HHHEECCC")
@@ -47,12 +46,6 @@ class Job:
     epochs: int | None = None
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a tab-separated table, plain or gzip."""
-    columns, lines = read_table(path, "a table")
-    return [dict(zip(columns, row, strict=True)) for _, row in lines]
-
-
 def sequences(given: argparse.Namespace, wanted: Iterable[str]) -> dict[str, str]:
     """Sequences by accession; those that are too long are left out."""
     names = set(wanted)
@@ -63,7 +56,7 @@ def sequences(given: argparse.Namespace, wanted: Iterable[str]) -> dict[str, str
 
 def locations(given: argparse.Namespace) -> Rows:
     """Subcellular locations, with their splits."""
-    drawn = read(given.swissprot / "location.tsv.gz")
+    drawn = rows_of(given.swissprot / "location.tsv.gz")
     random.Random(0).shuffle(drawn)
     drawn = drawn[: given.proteins]
     found = sequences(given, (row["accession"] for row in drawn))
@@ -74,9 +67,9 @@ def locations(given: argparse.Namespace) -> Rows:
 
 def functions(given: argparse.Namespace) -> Rows:
     """Terms of molecular function, one protein of each cluster."""
-    terms = {row["accession"]: row["F"] for row in read(given.swissprot / "go_terms.tsv.gz")}
+    terms = {row["accession"]: row["F"] for row in rows_of(given.swissprot / "go_terms.tsv.gz")}
     first: dict[str, str] = {}
-    for row in read(given.swissprot / "swissprot_full.splits.tsv.gz"):
+    for row in rows_of(given.swissprot / "swissprot_full.splits.tsv.gz"):
         if terms.get(row["accession"]):
             first.setdefault(row["cluster50"], row["accession"])
     clusters = random.Random(0).sample(sorted(first), given.proteins)
@@ -88,11 +81,11 @@ def functions(given: argparse.Namespace) -> Rows:
 
 def states(given: argparse.Namespace) -> Rows:
     """Secondary structure: chains to fit to, and chains without homologs among them."""
-    train = read(given.structures / "structures_train.tsv")
+    train = rows_of(given.structures / "structures_train.tsv")
     random.Random(0).shuffle(train)
     for row in train[: given.chains]:
         yield row["key"], row["sequence"], row["dssp"].translate(_STATES), "train"
-    for row in read(given.structures / "index.tsv"):
+    for row in rows_of(given.structures / "index.tsv"):
         if row["tier"] == "novel":
             name = f"{row['pdb_id']}_{row['chain']}"
             yield name, row["sequence"], row["dssp"].translate(_STATES), "test"

@@ -11,7 +11,6 @@ never saw. Finished runs are not repeated.
 """
 
 import argparse
-import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
 from protlm.loading import load_model, read_model
 from studies.settings import keep_settings
+from studies.tables import rows_of
 
 # Softmax is the control: the original, trained as the others are in stage 2.
 MECHANISMS = ("softmax", "performer_softmax", "hedgehog")
@@ -131,10 +131,9 @@ def correct(given: argparse.Namespace, model: Path, sums: Path) -> tuple[np.ndar
                 per_sequence=str(path),
             )
             evaluation.run(load_model(model), data)
-        with written.open() as file:
-            for row in csv.DictReader(file, delimiter="\t"):
-                values = np.array([float(row["correct"]), float(row["targets"])])
-                totals[row["group"]] = totals.get(row["group"], 0) + values
+        for row in rows_of(written):
+            values = np.array([float(row["correct"]), float(row["targets"])])
+            totals[row["group"]] = totals.get(row["group"], 0) + values
     found, targets = np.stack([totals[group] for group in sorted(totals)]).T
     return found, targets
 

@@ -11,7 +11,6 @@ and tables are compared by their paths alone.
 """
 
 import argparse
-import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from protlm.loading import load_model
 from protlm.system.errors import UserError
 from protlm.system.paths import complete_file, sample_dir
 from studies.settings import keep_settings
-from studies.tables import markdown
+from studies.tables import markdown, rows_of
 
 SPLITS = "[test_iid,test_remote_homolog,test_ood_cluster,test_ood_family]"
 FAMILIES = sample_dir() / "uniprot_sample.splits.tsv.gz"
@@ -74,8 +73,7 @@ def parts(given: argparse.Namespace) -> Iterator[Part]:
 def _with_tiers(label: str, structures: Path, out: Path) -> tuple[str, ...]:
     """Writes the column `tier` of `index.tsv` as a table of groups; returns the settings."""
     path = out / f"{label}_tiers.tsv"
-    with (structures / "index.tsv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
+    rows = rows_of(structures / "index.tsv")
     names = [r["identifier"] if "identifier" in r else Path(r["file"]).name for r in rows]
     pairs = zip(names, rows, strict=True)
     lines = [f"{name.split('.')[0]}\t{row['tier']}\n" for name, row in pairs]

@@ -1,6 +1,5 @@
 """Tables and curves of twins, from the logs of their runs and the sums of their evaluations."""
 
-import csv
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ import numpy as np
 
 from protlm.analysis.sequence_sums import FEWEST_IN_GROUP, SequenceSums, most_frequent
 from studies.runs import validations
+from studies.tables import rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,8 +55,7 @@ class Proteins:
 
 def read_column(folder: Path, column: Column) -> Proteins:
     """Reads the sums of the proteins of a column."""
-    with (folder / column.table).open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file, delimiter="\t") if _is_in(row, column)]
+    rows = [row for row in rows_of(folder / column.table) if _is_in(row, column)]
     families = most_frequent([row["group"] for row in rows])
     if column.by_family:
         sizes = Counter(families)
