@@ -25,10 +25,9 @@ import numpy as np
 from protlm.analysis.pairwise import substitutions
 from protlm.data.records import Tally, read_records
 from protlm.data.vocabulary import STANDARD
-from protlm.system.paths import complete_file
 from studies.runs import end_by_signal, name_of, protlm, side_by_side, train, validations
 from studies.settings import keep_settings
-from studies.tables import markdown
+from studies.tables import markdown, write_text
 
 SHORTEST, LONGEST, COPIES, TRAINING, VALIDATION = 60, 330, 4, 3_000, 150
 # The probability of a replacement, and the number of insertions and deletions.
@@ -139,8 +138,7 @@ def write_families(fasta: Path, kind: str, folder: Path, seed: int) -> None:
     losses = {"best": best_loss(queries, kind), "frequencies": frequency_loss(queries)}
     lines[folder / "losses.json"] = [json.dumps(losses), "\n"]
     for path, text in lines.items():
-        with complete_file(path, overwrite=True) as temporary:
-            temporary.write_text("".join(text), encoding="ascii")
+        write_text(path, "".join(text))
     tables = ("--split-table", str(splits), "--cluster-table", str(clusters))
     protlm("prepare", str(sequences), "--out", str(folder / "data"), *tables)
 

@@ -34,12 +34,12 @@ from protlm.checkpoints.format import DEFAULT
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.evaluation.base import NO_SPLIT
 from protlm.loading import read_model
-from protlm.system.paths import complete_file
+from protlm.system.json_file import write_json
 from studies import alignments
 from studies.alignments import aligned_columns, factored_attention, inverse_covariance, potts
 from studies.runs import protlm
 from studies.settings import keep_settings
-from studies.tables import markdown
+from studies.tables import markdown, write_text
 
 DEEPEST = ("1EGA_B", "2C78_A", "6CNH_A", "4PY2_A", "4ZKD_A", "1FUK_A")
 # Of the family and of general data.
@@ -97,8 +97,7 @@ def write_clusters(family: Path, table: Path) -> None:
         members = clusters.members(numbers, starts, next(turns))
         cluster_of |= zip(members.tolist(), numbers.tolist(), strict=True)
     rows = [f"{split.identifier(member)}\t{cluster}\n" for member, cluster in cluster_of.items()]
-    with complete_file(table, overwrite=True) as temporary:
-        temporary.write_text("".join(["accession\tcluster\n", *rows]), encoding="utf-8")
+    write_text(table, "".join(["accession\tcluster\n", *rows]))
 
 
 def adapt(protein: str, given: argparse.Namespace) -> Path:
@@ -145,8 +144,7 @@ def baselines(protein: str, given: argparse.Namespace) -> dict[str, float]:
     """Returns long-range P@L of methods without a language model, computed unless it is there."""
     output = given.out / protein / "baselines.json"
     if not output.exists():
-        with complete_file(output) as temporary:
-            temporary.write_text(json.dumps(_baselines(protein, given)) + "\n")
+        write_json(output, _baselines(protein, given))
     return json.loads(output.read_text())
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from protlm.data.tables import read_labels
-from protlm.system.paths import complete_file
+from studies.tables import write_text
 
 FEWEST, LARGE = 17, 33
 
@@ -85,8 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def write(path: Path, header: str, rows: Iterable[tuple[str, ...]]) -> None:
     """Writes a tab-separated table."""
     lines = [header] * bool(header) + ["\t".join(row) for row in rows]
-    with complete_file(path, overwrite=True) as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="ascii")
+    write_text(path, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,9 +25,8 @@ from protlm.data.records import Tally, read_records
 from protlm.downstream.probe_results import comparison, metric_rows
 from protlm.loading import pick_device
 from protlm.options.labels import FinetuneOptions, FinetuneSettings, LabelOptions, ProbeOptions
-from protlm.system.paths import complete_file
 from studies.settings import keep_settings
-from studies.tables import markdown, rows_of
+from studies.tables import markdown, rows_of, write_text
 
 # DSSP's eight states as helix, strand and coil.
 _STATES = str.maketrans("HGIEBTSC", "HHHEECCC")
@@ -122,9 +121,8 @@ def run(job: Job, given: argparse.Namespace) -> dict[str, Any]:
 def learn(job: Job, given: argparse.Namespace, folder: Path) -> None:
     """Writes the table of a job, and a probe or a fine-tuned model."""
     table, model = given.out / f"{job.name}.tsv", Path(given.model)
-    with complete_file(table, overwrite=True) as temporary:
-        lines = ["\t".join(row) for row in (job.columns, *job.rows(given))]
-        temporary.write_text("\n".join(lines) + "\n")
+    lines = ["\t".join(row) for row in (job.columns, *job.rows(given))]
+    write_text(table, "\n".join(lines) + "\n")
     if not given.finetune:
         probe_labels(table, model, folder, ProbeOptions(), job.reading)
         return
@@ -167,8 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     jobs = [job for job in JOBS if job.name in given.jobs and (job.epochs or not given.finetune)]
     page = given.out / ("tuned.md" if given.finetune else "labels.md")
     parts = [section(job.name, run(job, given)) for job in jobs]
-    with complete_file(page, overwrite=True) as temporary:
-        temporary.write_text("\n\n".join(parts) + "\n")
+    write_text(page, "\n\n".join(parts) + "\n")
     print(page.read_text())
 
 

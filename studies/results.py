@@ -23,9 +23,9 @@ from protlm.config import EvaluateConfig
 from protlm.config.composition import compose
 from protlm.loading import load_model
 from protlm.system.errors import UserError
-from protlm.system.paths import complete_file, sample_dir
+from protlm.system.paths import sample_dir
 from studies.settings import keep_settings
-from studies.tables import markdown, rows_of
+from studies.tables import markdown, rows_of, write_text
 
 SPLITS = "[test_iid,test_remote_homolog,test_ood_cluster,test_ood_family]"
 FAMILIES = sample_dir() / "uniprot_sample.splits.tsv.gz"
@@ -131,8 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     reports = {name: report for name, (report, _) in found.items()}
     tables = "\n\n".join(text for _, text in found.values())
     for name, text in (("results.json", json.dumps(reports, indent=1)), ("results.md", tables)):
-        with complete_file(given.out / name, overwrite=True) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
+        write_text(given.out / name, text + "\n")
         print(given.out / name)
 
 

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from protlm.system.paths import complete_file
+from protlm.system.json_file import write_json
 
 
 def keep_settings(given: argparse.Namespace, *names: str) -> None:
@@ -25,7 +25,6 @@ def keep_settings(given: argparse.Namespace, *names: str) -> None:
                 f"{given.out} has no settings.json, which says what its files are results of; "
                 "choose another --out"
             )
-        with complete_file(path) as temporary:
-            temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_json(path, settings)
     if (there := json.loads(path.read_text(encoding="utf-8"))) != settings:
         sys.exit(f"{given.out} has results of {there}, not of {settings}; choose another --out")

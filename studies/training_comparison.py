@@ -27,6 +27,7 @@ from protlm.attention import mechanism, names
 from protlm.data_prep import prepare, split
 from protlm.plots import save_figure
 from protlm.system.errors import InputDataError, exit_with_message
+from protlm.system.json_file import write_json
 from protlm.system.paths import complete_file, sample_dir
 from studies.runs import log
 
@@ -137,8 +138,7 @@ def train(name: str, folder: Path, steps: int) -> Trained:
         raise InputDataError(f"the run of {name} failed: see {log}")
     unit = 1 if sys.platform == "darwin" else 1024
     trained = Trained(name, steps, usage.ru_maxrss * unit, process.returncode)
-    with complete_file(record) as temporary:
-        temporary.write_text(json.dumps(asdict(trained)))
+    write_json(record, asdict(trained))
     return trained
 
 
