@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from studies.tables import markdown
+
 # The results of a step and the reason for its failure.
 Found = tuple[list[dict[str, Any]], str]
 
@@ -50,7 +52,7 @@ def page_text(found: Mapping[str, Found]) -> str:
         cells = [[_cell(row.get(name)) for name in names] for row in rows]
         notes = [f"- {label}: {why}" for label, (_, why) in own.items() if why]
         if rows or notes:
-            lines += ["", f"## {title}", "", *(_table(names, cells) if rows else []), "", *notes]
+            lines += ["", f"## {title}", "", markdown([names, *cells]) if rows else "", "", *notes]
     for label, (results, failure) in found.items():
         if label.startswith("training "):
             model = label.removeprefix("training ")
@@ -83,7 +85,7 @@ def _kernel_lines(results: Sequence[Mapping[str, Any]], failure: str) -> list[st
         for each in results
     ]
     notes = [f"The step {failure}."] if failure else []
-    return ["Compared with PyTorch in float64.", "", *_table(_KERNELS, rows), *notes]
+    return ["Compared with PyTorch in float64.", "", markdown([_KERNELS, *rows]), *notes]
 
 
 def _resume_line(results: Sequence[Mapping[str, Any]], failure: str) -> str:
@@ -128,7 +130,7 @@ def _training_lines(
                     "" if each["memory_gb"] is None else f"{each['memory_gb']:.1f}",
                 )
             )
-    return [*_table(_TRAINING, rows), *("", *notes)]
+    return [markdown([_TRAINING, *rows]), *("", *notes)]
 
 
 def _attention_lines(results: Sequence[Mapping[str, Any]], failure: str) -> list[str]:
@@ -143,7 +145,7 @@ def _attention_lines(results: Sequence[Mapping[str, Any]], failure: str) -> list
                 length = each["work"].removeprefix("L=")
                 rows.append((name, length, f"{seconds * 1000:.3g}", speed, peak))
         left_out = dict(pair for each in reversed(held) for pair in each["left_out"].items())
-        lines += [f"One sequence, 8 heads of 64, {group}.", "", *_table(_ATTENTION, rows), ""]
+        lines += [f"One sequence, 8 heads of 64, {group}.", "", markdown([_ATTENTION, *rows]), ""]
         lines += [f"- {name}: {why}" for name, why in left_out.items()]
     return lines
 
@@ -156,8 +158,3 @@ def _cell(value: object) -> str:
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [titles, ["---"] * len(titles), *rows]
-    return [f"| {' | '.join(str(cell).replace('|', '/') for cell in row)} |" for row in cells]

@@ -22,6 +22,7 @@ from statistics import median
 
 from studies.runs import in_order, log
 from studies.settings import keep_settings
+from studies.tables import markdown
 from studies.twin_tables import Column, difference
 
 BASE = (
@@ -152,10 +153,8 @@ def table(done: list[Arm]) -> str:
     Differences are from the base of the same mechanism and size, or, where there is none, left out;
     their intervals come from a bootstrap over proteins.
     """
-    lines = [
-        "| mechanism | size | option | perplexity | accuracy | nats above the base | residues/s |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    figures = ("perplexity", "accuracy", "nats above the base", "residues/s")
+    rows: list[Sequence[str]] = [("mechanism", "size", "option", *figures)]
     bases = {(arm.attention, arm.size): arm for arm in done if arm.option == "base"}
     for arm in done:
         base = bases.get((arm.attention, arm.size))
@@ -165,8 +164,8 @@ def table(done: list[Arm]) -> str:
             above = _above(base, arm) if base and base is not arm and base.report.exists() else ""
             rate = f"{_rate(arm.folder):,.0f}"
             cells = [f"{found['perplexity']:.2f}", f"{found['accuracy']:.2%}", above, rate]
-        lines.append(f"| {' | '.join((arm.attention, arm.size, arm.option, *cells))} |")
-    return "\n".join(lines)
+        rows.append((arm.attention, arm.size, arm.option, *cells))
+    return markdown(rows)
 
 
 def _above(base: Arm, arm: Arm) -> str:

@@ -19,8 +19,8 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Formats rows, of which the first are headings, in Markdown.
+def markdown(rows: Sequence[Sequence[object]]) -> str:
+    """Formats rows, of which the first are headings, in Markdown; a bar in a cell becomes a slash.
 
     >>> print(markdown([("model", "P@L"), ("a", "3.1%")]))
     | model | P@L |
@@ -29,4 +29,5 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     """
     headings, *others = rows
     lines = [headings, ["---"] * len(headings), *others]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    cells = ([str(cell).replace("|", "/") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -11,7 +11,7 @@ import numpy as np
 
 from protlm.analysis.sequence_sums import FEWEST_IN_GROUP, SequenceSums, most_frequent
 from studies.runs import validations
-from studies.tables import rows_of
+from studies.tables import markdown, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,19 +126,19 @@ def figures_table(
     runs: dict[tuple[str, ...], Path],
     hours: dict[tuple[str, ...], float],
     columns: Sequence[Column],
-) -> list[str]:
+) -> str:
     """Perplexity and accuracy of runs, which are named by cells, and of the baselines."""
     heads = ("objective", "mechanism", "compared at", "seed", "hours")
-    lines = _head(heads, columns)
+    rows: list[Sequence[str]] = [(*heads, *(column.title for column in columns))]
     baselines: dict[tuple[str, str], Path] = {}
     for cells, folder in runs.items():
         found = [_figures(folder, column) for column in columns]
-        lines.append(_row((*cells, f"{hours[cells]:.2f}", *found)))
+        rows.append((*cells, f"{hours[cells]:.2f}", *found))
         baselines |= {(cells[0], predictor): folder for predictor in _PREDICTORS}
     for (objective, predictor), folder in baselines.items():
         found = [_figures(folder, column, predictor) for column in columns]
-        lines.append(_row((objective, _PREDICTORS[predictor], "", "", "", *found)))
-    return lines
+        rows.append((objective, _PREDICTORS[predictor], "", "", "", *found))
+    return markdown(rows)
 
 
 def _figures(folder: Path, column: Column, predictor: str = "model") -> str:
@@ -149,26 +149,17 @@ def _figures(folder: Path, column: Column, predictor: str = "model") -> str:
 
 def differences_table(
     pairs: Mapping[tuple[str, ...], Sequence[tuple[Path, Path]]], columns: Sequence[Column]
-) -> list[str]:
+) -> str:
     """Differences of pairs of runs, which are named by cells: nats, and points of accuracy."""
     heads = ("objective", "compared at", "seeds", "")
-    lines = _head(heads, columns)
+    rows: list[Sequence[str]] = [(*heads, *(column.title for column in columns))]
     for cells, some in pairs.items():
         found = [difference(some, column) for column in columns]
         for index, (unit, scale, digits) in enumerate(_UNITS):
             scaled = [[f"{scale * x[index]:+.{digits}f}" for x in values] for values in found]
             shown = [v if low == "+nan" else f"{v} ({low} to {high})" for v, low, high in scaled]
-            lines.append(_row((*cells, str(len(some)), unit, *shown)))
-    return lines
-
-
-def _head(heads: Sequence[str], columns: Sequence[Column]) -> list[str]:
-    titles = (*heads, *(column.title for column in columns))
-    return [_row(titles), "|---" * len(titles) + "|"]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+            rows.append((*cells, str(len(some)), unit, *shown))
+    return markdown(rows)
 
 
 def curves(

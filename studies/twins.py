@@ -190,8 +190,8 @@ def report(given: argparse.Namespace, done: list[Arm]) -> str:
     tables = [figures_table(runs, hours, shown)]
     for mechanism in sorted(set(given.mechanisms) - {given.reference}):
         if pairs := pairs_with_reference(mechanism, given, done):
-            tables += [[title.format(mechanism)], differences_table(pairs, shown)]
-    return "\n\n".join("\n".join(lines) for lines in tables)
+            tables += [title.format(mechanism), differences_table(pairs, shown)]
+    return "\n\n".join(tables)
 
 
 def pairs_with_reference(
