@@ -11,16 +11,14 @@ difference below the spread of the seeds means nothing.
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from studies.runs import in_order, log
+from studies.runs import in_order, log, name_of, side_by_side
 from studies.settings import keep_settings
 from studies.tables import markdown
 from studies.twin_tables import Column, difference
@@ -117,23 +115,15 @@ class Arm:
 
 def arms(out: Path) -> Iterator[Arm]:
     """All runs."""
-
-    def arm(attention: str, size: str, option: str) -> Arm:
-        name = re.sub(r"[^\w.-]+", "_", f"{attention}-{size}-{option}")
-        return Arm(attention, size, option, out / name)
-
-    for attention, options in SMALL_RUNS.items():
-        for option in options:
-            yield arm(attention, "small", option)
-    for attention in SMALL_RUNS:
-        yield arm(attention, "medium", FULL)
+    small = ((name, "small", option) for name, options in SMALL_RUNS.items() for option in options)
+    for arm in (*small, *((name, "medium", FULL) for name in SMALL_RUNS)):
+        yield Arm(*arm, out / name_of("-".join(arm)))
 
 
-def make(arm: Arm, given: argparse.Namespace, threads: int) -> None:
+def make(arm: Arm, given: argparse.Namespace) -> None:
     """Makes or continues a run and evaluates it, in separate processes."""
     if arm.report.exists():
         return
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     training = [*arm.overrides(given.data, given.steps), f"data.valid_dir={given.valid}"]
     commands = (
         [sys.executable, "-m", "protlm.train", *training],
@@ -142,7 +132,7 @@ def make(arm: Arm, given: argparse.Namespace, threads: int) -> None:
     (arm.folder / VALID.table).unlink(missing_ok=True)
     with arm.log.open("w", encoding="utf-8") as log:
         for command in commands:
-            done = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False)
+            done = subprocess.run(command, stdout=log, stderr=log, check=False)
             if done.returncode:
                 return
 
@@ -191,9 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # The number of jobs decides the number of threads, and with it the residues/s.
     keep_settings(given, "data", "valid", "steps", "jobs")
     wanted = list(arms(given.out))
-    with ThreadPoolExecutor(given.jobs) as pool:
-        threads = max((os.cpu_count() or 1) // given.jobs, 1)
-        list(pool.map(lambda arm: make(arm, given, threads), wanted))
+    os.environ["OMP_NUM_THREADS"] = str(max((os.cpu_count() or 1) // given.jobs, 1))
+    side_by_side(lambda arm: make(arm, given), wanted, given.jobs)
     print(table(wanted))
     if failed := [arm for arm in wanted if not arm.report.exists()]:
         sys.exit(f"{len(failed)} runs failed, the first: see {failed[0].log}")
