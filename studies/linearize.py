@@ -43,19 +43,26 @@ def original(given: argparse.Namespace) -> list[str]:
     return [f"model.{key}={'null' if v is None else v}" for key, v in plain.items()]
 
 
-def steps(given: argparse.Namespace, mechanism: str) -> Iterator[tuple[str, Path]]:
-    """Yields the model after the swap and after each stage, which are trained if necessary."""
+def models(given: argparse.Namespace, mechanism: str) -> Iterator[tuple[str, Path]]:
+    """Yields the model after the swap and after each step, which are made if necessary."""
     folder, before = given.out / mechanism, given.model
     folder.mkdir(parents=True, exist_ok=True)
     if mechanism != "softmax":
         before = swapped(given, folder / "swapped", mechanism)
         yield "after the swap", before
+    yield from (curve if given.curve else stages)(given, mechanism, before)
+
+
+def stages(given: argparse.Namespace, mechanism: str, before: Path) -> Iterator[tuple[str, Path]]:
+    """Yields the model after each stage."""
+    folder = given.out / mechanism
     if mechanism == "hedgehog":
         settings = [f"trainer.max_steps={given.steps[0]}", "objective.stage=attention"]
-        before = run(given, folder / "attention", mechanism, [*settings, *start(before)])
+        settings.append(f"model.init_from={before}")
+        before = run(given, folder / "attention", mechanism, settings)
         yield "after stage 1", before
     settings = [f"trainer.max_steps={given.steps[1]}", "objective.stage=logits"]
-    settings += [f"optimizer.learning_rate={given.rate}", *start(before)]
+    settings += [f"optimizer.learning_rate={given.rate}", f"model.init_from={before}"]
     if given.lora is None:
         yield "after stage 2", run(given, folder / "logits", mechanism, settings)
     else:
@@ -64,17 +71,12 @@ def steps(given: argparse.Namespace, mechanism: str) -> Iterator[tuple[str, Path
         yield name, run(given, folder / f"lora_{given.lora}", mechanism, settings)
 
 
-def curve(given: argparse.Namespace, mechanism: str) -> Iterator[tuple[str, Path]]:
-    """Yields the model after the swap, and after numbers of steps on masked residues."""
-    folder, before = given.out / mechanism, given.model
-    folder.mkdir(parents=True, exist_ok=True)
-    if mechanism != "softmax":
-        before = swapped(given, folder / "swapped", mechanism)
-        yield "after the swap", before
-    settings = ["objective=masked", "schedule=constant", *start(before)]
+def curve(given: argparse.Namespace, mechanism: str, before: Path) -> Iterator[tuple[str, Path]]:
+    """Yields the model after numbers of steps on masked residues."""
+    path = given.out / mechanism / "masked"
+    settings = ["objective=masked", "schedule=constant", f"model.init_from={before}"]
     settings += [f"optimizer.learning_rate={given.rate}", "trainer.keep_checkpoints=1000"]
     for number in sorted(given.curve):
-        path = folder / "masked"
         checkpoint = path / CHECKPOINTS / checkpoint_name(number)
         if not checkpoint.exists():
             run(given, path, mechanism, [*settings, f"trainer.max_steps={number}"], teacher=False)
@@ -87,11 +89,6 @@ def swapped(given: argparse.Namespace, folder: Path, mechanism: str) -> Path:
         chosen = to_plain(compose(TrainConfig, [f"attention={mechanism}"]))["attention"]
         checkpoints.export(convert(read_model(given.model), chosen, seed=0).checkpoint, folder)
     return folder
-
-
-def start(path: Path) -> list[str]:
-    """Returns the settings of a run that starts from a model."""
-    return [f"model.init_from={path}"]
 
 
 def run(
@@ -178,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("| mechanism | model | masked accuracy | of the original's |\n|---|---|---|---|")
     print(f"| softmax | original | {figures(before, before, targets)} |", flush=True)
     for mechanism in given.mechanisms:
-        for step, model in (curve if given.curve else steps)(given, mechanism):
+        for step, model in models(given, mechanism):
             name = f"{mechanism} {step}".replace(" ", "_")
             found, _ = correct(given, model, given.out / name)
             print(f"| {mechanism} | {step} | {figures(found, before, targets)} |", flush=True)
