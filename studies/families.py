@@ -17,7 +17,6 @@ continue. Clustering the homologs needs MMseqs2.
 """
 
 import argparse
-import itertools
 import json
 import shutil
 import sys
@@ -28,10 +27,10 @@ import numpy as np
 
 from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.intervals import in_words
-from protlm.analysis.precision import SEPARATIONS, nearest_in_sequence, precision
+from protlm.analysis.precision import SEPARATIONS, nearest_in_sequence, precision_at
 from protlm.analysis.structures import read_structure
 from protlm.checkpoints.format import DEFAULT
-from protlm.data.shards.data_set import open_clusters, open_split
+from protlm.data.shards.data_set import open_split
 from protlm.evaluation.base import NO_SPLIT
 from protlm.loading import read_model
 from protlm.system.json_file import write_json
@@ -89,14 +88,8 @@ def homologs(protein: str, given: argparse.Namespace) -> Path:
 def write_clusters(family: Path, table: Path) -> None:
     """Writes the cluster of each held-out homolog, so that intervals are over clusters."""
     split = open_split(family, "valid", verify="sizes")
-    clusters = open_clusters(family, "valid", verify="sizes")
-    numbers, starts = np.arange(len(clusters)), np.zeros(len(clusters), np.uint64)
-    cluster_of: dict[int, int] = {}
-    turns = itertools.count()
-    while len(cluster_of) < len(split):
-        members = clusters.members(numbers, starts, next(turns))
-        cluster_of |= zip(members.tolist(), numbers.tolist(), strict=True)
-    rows = [f"{split.identifier(member)}\t{cluster}\n" for member, cluster in cluster_of.items()]
+    clusters = enumerate(split.clusters_of(np.arange(len(split))))
+    rows = [f"{split.identifier(member)}\t{cluster}\n" for member, cluster in clusters]
     write_text(table, "".join(["accession\tcluster\n", *rows]))
 
 
@@ -158,15 +151,11 @@ def _baselines(protein: str, given: argparse.Namespace) -> dict[str, float]:
     found = {}
     for name in given.alignment_methods:
         print(f"{protein}: {name}, {len(columns_BL):,} rows of {len(structure)}", file=sys.stderr)
-        found[name] = _long_range(ALIGNMENT_METHODS[name](columns_BL), contacts_LL)
+        scores_LL = ALIGNMENT_METHODS[name](columns_BL)
+        found[name] = precision_at(scores_LL, contacts_LL, SEPARATIONS["long"])
     known = contacts_LL[(-nearness_LL >= SEPARATIONS["long"][0]) & (contacts_LL >= 0)]
-    nearest = _long_range(nearness_LL, contacts_LL)
+    nearest = precision_at(nearness_LL, contacts_LL, SEPARATIONS["long"])
     return found | {"nearest in sequence": nearest, "all pairs": float(known.mean())}
-
-
-def _long_range(scores_LL: np.ndarray, contacts_LL: np.ndarray) -> float:
-    hits, asked = precision(scores_LL, contacts_LL, separation=SEPARATIONS["long"], divisor=1)
-    return hits / asked if asked else float("nan")
 
 
 def figures(protein: str, given: argparse.Namespace) -> dict[str, float]:
