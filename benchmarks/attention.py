@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import torch
 from rich.table import Table
@@ -34,11 +33,11 @@ from benchmarks.harness import (
     options,
     report,
     speed_table,
+    writable,
 )
 from protlm.loading import pick_device
 from protlm.plots import save_figure
 from protlm.system.errors import exit_with_message
-from protlm.system.paths import check_output
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 QUICK_LENGTHS = (128, 256)
@@ -116,10 +115,8 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=tuple(DTYPES))
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each length")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--figure", default=Path("outputs/benchmark_attention.png"), type=Path)
+    parser.add_argument("--figure", default="outputs/benchmark_attention.png", type=writable)
     arguments = parser.parse_args()
-    for path in (arguments.json, arguments.figure):
-        check_output(path, overwrite=True)
     device = pick_device(arguments.device)
     # The profiler, which counts memory, reports each of its starts on standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")

@@ -43,7 +43,6 @@ from protlm.data.records import Tally, read_records
 from protlm.data.shards.data_set import open_split
 from protlm.data_prep import prepare, split
 from protlm.system.errors import exit_with_message
-from protlm.system.paths import check_output
 from protlm.training.run_plan import RunPlan
 
 PEER, OURS = "Biopython", "protlm"
@@ -177,7 +176,6 @@ def main() -> None:
     parser.add_argument("--fasta", type=Path, help="default: 125,000 synthetic records")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     arguments = parser.parse_args()
-    check_output(arguments.json, overwrite=True)
     with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name:
         held = measure(arguments, Path(name))
     whole = [each for each in held if each.work != "random order"]

@@ -26,8 +26,9 @@ from typing import IO, Any
 import torch
 
 from benchmarks.gpu_page import page_text
+from benchmarks.harness import writable
 from protlm.system.errors import UserError, exit_with_message
-from protlm.system.paths import check_output, complete_file
+from protlm.system.paths import complete_file
 
 MOST_SECONDS = {"kernels": 120.0, "speed": 500.0, "all": 530.0}
 MOST_MIB = 60
@@ -234,31 +235,24 @@ def _turns(steps: Sequence[Step]) -> Iterator[list[Step]]:
         yield from [[step] for step in together] if is_timed else [together]
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+def main() -> None:
+    """Runs all steps, and prints the page."""
     parser = argparse.ArgumentParser(description="Measure everything that needs a GPU.")
     parser.add_argument("purpose", nargs="?", default="all", choices=tuple(MOST_SECONDS))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the script")
     parser.add_argument("--seconds", type=float, help="for all steps")
     parser.add_argument("--most-mib", type=float, default=MOST_MIB, help="that a machine takes")
-    parser.add_argument("--page", type=Path, help="default: outputs/results-gpu.md")
-    parsed = parser.parse_args(arguments)
-    if parsed.page is None:
-        parsed.page = Path("outputs", "results-gpu.md")
-    return parsed
-
-
-def main() -> None:
-    """Runs all steps, and prints the page."""
-    arguments = parse()
+    parser.add_argument(
+        "--page", type=writable, default="outputs/results-gpu.md", help="default: %(default)s"
+    )
+    arguments = parser.parse_args()
     check_room(arguments.most_mib)
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             f"torch {torch.__version__} finds no GPU here; to test the script without one, type "
             "benchmarks/gpu.sh --device cpu --quick"
         )
-    check_output(arguments.page, overwrite=True)
     print(measure(arguments))
     print(f"Wrote {arguments.page}")
 

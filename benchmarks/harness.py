@@ -26,7 +26,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from protlm.system.paths import complete_file
+from protlm.system.paths import check_output, complete_file
 from protlm.system.processes import return_freed_memory
 from protlm.training.launch import resolved_precision
 
@@ -42,8 +42,14 @@ def options(name: str, about: str) -> argparse.ArgumentParser:
     """Returns the options that every benchmark has, which measures `about`."""
     parser = argparse.ArgumentParser(description=f"Measure {about}.")
     parser.add_argument("--quick", action="store_true", help="small sizes, two rounds")
-    parser.add_argument("--json", type=Path, default=Path(f"outputs/{name}.json"))
+    parser.add_argument("--json", type=writable, default=f"outputs/{name}.json")
     return parser
+
+
+def writable(path: str) -> Path:
+    """Returns the path of a file that is written at the end, if it can be."""
+    check_output(Path(path), overwrite=True)
+    return Path(path)
 
 
 class UnavailableError(Exception):

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.box import SIMPLE
@@ -29,12 +28,12 @@ from benchmarks.harness import (
     options,
     report,
     speed_table,
+    writable,
 )
 from protlm.attention import mechanism, names
 from protlm.loading import pick_device
 from protlm.plots import save_figure
 from protlm.system.errors import exit_with_message
-from protlm.system.paths import check_output
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 QUICK_LENGTHS = (128, 256)
@@ -88,10 +87,8 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int)
     parser.add_argument("--mechanisms", nargs="+", choices=names(), default=names())
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--figure", default=Path("outputs/benchmark_mechanisms.png"), type=Path)
+    parser.add_argument("--figure", default="outputs/benchmark_mechanisms.png", type=writable)
     arguments = parser.parse_args()
-    for path in (arguments.json, arguments.figure):
-        check_output(path, overwrite=True)
     # The profiler, which counts memory, reports each of its starts on standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     device = pick_device(arguments.device)

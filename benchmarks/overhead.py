@@ -25,7 +25,7 @@ from protlm.data.dataset import Batch
 from protlm.data_prep import prepare, split
 from protlm.model.objective import target_sums
 from protlm.system.errors import exit_with_message
-from protlm.system.paths import check_output, sample_dir
+from protlm.system.paths import sample_dir
 from protlm.training.module import LanguageModeling
 from protlm.training.run import train
 from protlm.training.run_plan import RunPlan
@@ -132,7 +132,6 @@ def main() -> None:
         "--fasta", type=Path, default=sample_dir() / "uniprot_sample.fasta.gz", help="the proteins"
     )
     arguments = parser.parse_args()
-    check_output(arguments.json, overwrite=True)
     stretches, steps = (QUICK_STRETCHES, QUICK_STEPS) if arguments.quick else (STRETCHES, STEPS)
     with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name:
         folder = Path(name)

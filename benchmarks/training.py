@@ -42,7 +42,6 @@ from protlm.data.batching.plan import BatchingStrategy
 from protlm.data.batching.strategies import Concatenation, LengthBuckets, WholeProteins
 from protlm.data.dataset import Batch
 from protlm.system.errors import exit_with_message
-from protlm.system.paths import check_output
 from protlm.system.processes import keep_freed_memory
 
 LENGTHS, QUICK_LENGTHS = (512, 1024, 4096, 16_384), (64, 128)
@@ -183,7 +182,6 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int)
     parser.add_argument("--fasta", type=Path, default=SAMPLE, help="default: the shipped sample")
     arguments = parser.parse_args()
-    check_output(arguments.json, overwrite=True)
     torch.manual_seed(0)
     # As training does.
     keep_freed_memory()

@@ -25,7 +25,6 @@ from benchmarks.harness import (
     take_turns,
 )
 from protlm.system.errors import exit_with_message
-from protlm.system.paths import check_output
 from studies.twins import COMMON, MECHANISMS, SOFTMAX, TOKENS_PER_STEP
 
 LENGTHS, QUICK_LENGTHS = (512, 4096, 32_768), (64,)
@@ -54,7 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--mechanisms", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
     parser.add_argument("--lengths", nargs="+", type=int)
     given = parser.parse_args(arguments)
-    check_output(given.json, overwrite=True)
     pace, tokens = (QUICK, 128) if given.quick else (THOROUGH, TOKENS_PER_STEP)
     held = []
     for length in given.lengths or (QUICK_LENGTHS if given.quick else LENGTHS):
