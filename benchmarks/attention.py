@@ -75,10 +75,10 @@ def measure(
             print("bf16 is not measured: this processor emulates it", file=sys.stderr)
             continue
         forecast = Forecast(MOST_SECONDS, MOST_BYTES)
+        print(f"{mode}, {dtype}", file=sys.stderr, flush=True)
         held = found.setdefault(f"{mode}, {dtype}", {})
         usual = QUICK_LENGTHS if arguments.quick else LENGTHS
         for length in sorted(arguments.lengths or usual):
-            print(f"{mode}, {dtype}, L={length:,} ...", file=sys.stderr, flush=True)
             case = Case(mode == "causal", length, dtype, device)
             thorough = Pace(arguments.seconds, fewest=3, most=9, turn_seconds=0.2)
             pace = QUICK if arguments.quick else thorough

@@ -96,7 +96,8 @@ def describe(device: torch.device, effort: Effort) -> None:
         "product": lambda: timed(lambda: torch.mm(a, b), device),
         "copy": lambda: timed(lambda: target.copy_(source), device),
     }
-    best = {name: min(costs) for name, costs in take_turns("", runs, effort.pace).costs.items()}
+    costs = take_turns("products and copies", runs, effort.pace).costs
+    best = {name: min(each) for name, each in costs.items()}
     memory = torch.cuda.get_device_properties(device).total_memory / 1e9 if on_cuda else None
     _report(
         {

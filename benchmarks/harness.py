@@ -135,8 +135,9 @@ class Comparison:
 def take_turns(work: str, contenders: Mapping[str, Run], pace: Pace) -> Comparison:
     """Runs all contenders in rounds, after one run of each that is not counted.
 
-    A contender whose first run fails is left out with the reason.
+    A contender whose first run fails is left out with the reason. The work is printed, as progress.
     """
+    print(f"{work} ...", file=sys.stderr, flush=True)
     comparison, first = Comparison(work), dict[str, float]()
     for name, run in contenders.items():
         start = time.perf_counter()

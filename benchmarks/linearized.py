@@ -8,7 +8,6 @@ threads. The peak memory is that of a process that embeds nothing else (Linux on
 """
 
 import argparse
-import sys
 import time
 from functools import partial
 
@@ -88,7 +87,6 @@ def compare(
     embedders: dict[str, Embedder], preset: str, length: int, forecast: Forecast, pace: Pace
 ) -> Comparison:
     """Returns the seconds and the peak memory of all models at a length."""
-    print(f"L={length:,} ...", file=sys.stderr, flush=True)
     sequence = protein(length)
 
     def run(name: str) -> float:

@@ -8,7 +8,6 @@ inputs and take turns. Each has the options it ships with, and is bidirectional 
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -51,7 +50,6 @@ def measure(arguments: argparse.Namespace, device: torch.device) -> dict[int, Co
     }
     found = {}
     for length in sorted(arguments.lengths or (QUICK_LENGTHS if arguments.quick else LENGTHS)):
-        print(f"L={length:,} ...", file=sys.stderr, flush=True)
         case = Case(causal=False, length=length, dtype="fp32", device=device)
         found[length] = compare(makers, case, forecast, QUICK if arguments.quick else THOROUGH)
     return found

@@ -11,7 +11,6 @@ long, predicts a tenth of the masked residues, and makes one step.
 
 import argparse
 import json
-import sys
 import time
 from functools import partial
 from typing import Any, NamedTuple
@@ -138,7 +137,6 @@ def main() -> None:
         return
     found = dict[str, Any]()
     for name in MODELS:
-        print(f"{name} ...", file=sys.stderr, flush=True)
         quick = ["--quick"] * given.quick
         found[name] = in_process("benchmarks.relatives", "--model", name, *quick)
     first = Comparison(FIRST, {name: one[FIRST] for name, one in found.items()})

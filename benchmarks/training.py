@@ -8,7 +8,6 @@ float32 where the processor emulates bfloat16. Costs are seconds per token witho
 end, each of protlm's models trains on padded and on packed rows of real lengths in turns.
 """
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -191,11 +190,9 @@ def main() -> None:
     held = []
     usual, tokens = (QUICK_LENGTHS, QUICK_TOKENS) if arguments.quick else (LENGTHS, TOKENS)
     for workload in workloads(arguments.lengths or usual, tokens):
-        print(f"{workload.label} ...", file=sys.stderr, flush=True)
         held.append(compare(sizes, proteins, workload, forecast, pace))
     packed = []
     for attention in OURS:
-        print(f"{attention}, {PACKED} ...", file=sys.stderr, flush=True)
         tokens = QUICK_TOKENS if arguments.quick else 4 * TOKENS
         packed.append(compare_packed(sizes, proteins, attention, tokens, pace))
     groups = {"training": held, "packed": packed}

@@ -8,7 +8,6 @@ it on an idle machine. Costs are seconds per token; those of rows of 512, times 
 `--step-seconds` of `twins` but for its optimizer.
 """
 
-import sys
 from collections.abc import Sequence
 
 from benchmarks.attention_passes import timed
@@ -56,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     pace, tokens = (QUICK, 128) if given.quick else (THOROUGH, TOKENS_PER_STEP)
     held = []
     for length in given.lengths or (QUICK_LENGTHS if given.quick else LENGTHS):
-        print(f"L={length:,} ...", file=sys.stderr, flush=True)
         held.append(compare(given.mechanisms, length, tokens, pace))
     report(
         given.json,
