@@ -14,7 +14,7 @@ import io
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -63,31 +63,31 @@ def _timed(work: Callable[[], int | None]) -> Run:
     return run
 
 
-def preparing(fasta: Path, folder: Path, pace: Pace) -> Comparison:
-    """Compares preparing a FASTA file by one and two processes with iterating over it."""
+def _parsed(parse: Callable[..., Iterable[object]], path: Path, mode: str) -> Run:
+    """Returns a run in which a parser of Biopython reads a file."""
 
-    def iterate() -> None:
-        with gzip.open(fasta, "rt") as file:
-            for _ in SimpleFastaParser(file):
+    def work() -> None:
+        with gzip.open(path, mode) as file:
+            for _ in parse(file):
                 pass
 
-    def make(workers: int) -> Run:
-        def work() -> None:
-            prepared(fasta, folder / f"workers-{workers}", workers)
+    return _timed(work)
 
-        return _timed(work)
 
-    contenders = {PEER: _timed(iterate), "1 worker": make(1), "2 workers": make(2)}
+def preparing(fasta: Path, folder: Path, pace: Pace) -> Comparison:
+    """Compares preparing a FASTA file by one and two processes with iterating over it."""
+    contenders = {PEER: _parsed(SimpleFastaParser, fasta, "rt")}
+    for workers, name in ((1, "1 worker"), (2, "2 workers")):
+        contenders[name] = _timed(partial(prepare_anew, fasta, folder / name, workers))
     return take_turns("FASTA to shards", contenders, pace)
 
 
-def prepared(fasta: Path, out: Path, workers: int = 1) -> Path:
-    """Prepares a data set anew and returns its folder."""
+def prepare_anew(fasta: Path, out: Path, workers: int = 1) -> None:
+    """Prepares a data set in the place of an earlier one."""
     shutil.rmtree(out, ignore_errors=True)
     with contextlib.redirect_stderr(io.StringIO()):
         options = prepare.PrepareOptions(workers=workers)
         prepare.prepare([fasta], out, split_rule=split.HashSplit(0.01, 0.01), options=options)
-    return out
 
 
 def reading(folder: Path, num_bytes: int, pace: Pace) -> list[Comparison]:
@@ -95,24 +95,16 @@ def reading(folder: Path, num_bytes: int, pace: Pace) -> list[Comparison]:
     flat, xml = folder / "entries.dat.gz", folder / "entries.xml.gz"
     data_inputs.write_flat_file(flat, num_bytes)
     data_inputs.write_xml(xml, num_bytes)
-
-    def iterate_flat() -> None:
-        with gzip.open(flat, "rt") as file:
-            for _ in SwissProt.parse(file):
-                pass
-
-    def iterate_xml() -> None:
-        with gzip.open(xml, "rb") as file:
-            for _ in SeqIO.parse(file, "uniprot-xml"):
-                pass
+    parse_xml = partial(SeqIO.parse, format="uniprot-xml")
+    peers = _parsed(SwissProt.parse, flat, "rt"), _parsed(parse_xml, xml, "rb")
 
     def iterate(path: Path) -> None:
         for _ in read_records(path, Tally()):
             pass
 
     return [
-        take_turns(work, {PEER: _timed(peer), OURS: _timed(partial(iterate, path))}, pace)
-        for work, peer, path in (("flat file", iterate_flat, flat), ("XML", iterate_xml, xml))
+        take_turns(work, {PEER: peer, OURS: _timed(partial(iterate, path))}, pace)
+        for work, peer, path in zip(("flat file", "XML"), peers, (flat, xml), strict=True)
     ]
 
 
@@ -162,7 +154,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[Comparison]:
     if "reading" in arguments.only:
         held += reading(folder, 1 << (18 if arguments.quick else 24), pace)
     if "feeding" in arguments.only:
-        held.append(feeding(fasta, prepared(fasta, folder / "data"), pace))
+        prepare_anew(fasta, folder / "data")
+        held.append(feeding(fasta, folder / "data", pace))
     return held
 
 
