@@ -23,9 +23,9 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import attention_contenders as peers
 from benchmarks.attention_passes import Case, Pass, standard_normal_inputs, timed
 from benchmarks.embedding import by_length, esm, esm_means
-from benchmarks.gpu_step import precision, random_rows
+from benchmarks.gpu_step import precision, random_batch
 from benchmarks.harness import UnavailableError
-from benchmarks.language_models import Esm, Sizes
+from benchmarks.language_models import Esm, Sizes, mean_loss, training_step
 from benchmarks.training_batches import Proteins, batches
 from protlm.checkpoints.format import default_model
 from protlm.config import TrainConfig
@@ -35,7 +35,6 @@ from protlm.data.dataset import Batch
 from protlm.data.records import Tally, read_records
 from protlm.loading import load_model
 from protlm.model.embedding import Embedder, embed_all
-from protlm.model.objective import target_sums
 from protlm.model.pretrained import TokenBatch
 from protlm.model.transformer import ProteinLM, build_network, num_parameters
 from protlm.options.embed import Pooling
@@ -99,22 +98,19 @@ class Step:
 
     def __call__(self) -> None:
         """Makes one step."""
-        self._optimizer.zero_grad()
-        mixed = precision(self._device) == torch.bfloat16
-        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=mixed):
-            loss = self._loss()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
-        self._optimizer.step()
+        training_step(
+            self._loss,
+            self.model,
+            self._optimizer,
+            device=self._device,
+            is_mixed=precision(self._device) == torch.bfloat16,
+            clip=1.0,
+        )
 
     def _loss(self) -> torch.Tensor:
         if isinstance(self.model, Esm):
             return self.model(self.batch, is_whole=True)
-        rows, known = (self.batch.tokens_BL, self.batch.mask_BL), {"bounds": self.batch.bounds}
-        is_whole = not self._form.is_packed
-        logits_BLV = self.model(*rows, causal=False, is_whole=is_whole, **known).logits_BLV
-        sums = target_sums(logits_BLV, self.batch.targets_BL)
-        return sums.nats / sums.count
+        return mean_loss(self.model, self.batch, is_whole=not self._form.is_packed)
 
 
 def _network(form: Form) -> ProteinLM:
@@ -129,9 +125,7 @@ def _batch(form: Form, device: torch.device) -> Batch:
         rule = WholeProteins(form.tokens, min(form.length, 512), row=form.length)
         batch = next(batches(Proteins(SAMPLE), rule))
     else:
-        tokens_BL, targets_BL = random_rows(form.tokens // form.length, form.length, device)
-        mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
-        batch = Batch(tokens_BL, targets_BL, mask_BL, tokens_BL[:, 0], (0, 0, 0))
+        batch = random_batch(form.tokens // form.length, form.length)
     return move_data_to_device(batch, device)
 
 

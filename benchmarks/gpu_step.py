@@ -9,20 +9,22 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from pytorch_lightning.utilities import move_data_to_device
 
 from benchmarks import harness
 from benchmarks.attention_passes import timed
 from benchmarks.harness import Pace, emulates_bfloat16, machine, take_turns
+from benchmarks.language_models import mean_loss, training_step
 from protlm.attention.linearized.case import Case
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
+from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
 from protlm.data.vocabulary import VOCABULARY
-from protlm.model.objective import target_sums
 from protlm.model.transformer import build_network, num_parameters
 from protlm.training.callbacks.hooks import compile_model
 from protlm.training.flops import ModelFlops, peak_tflops
@@ -213,19 +215,17 @@ class Trained:
 
     def steps_of(self, num_rows: int) -> Callable[[], float]:
         """Returns a function that runs one optimizer step and returns its seconds."""
-        tokens_BL, targets_BL = random_rows(num_rows, self._length, self._device)
-        mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
+        batch = move_data_to_device(random_batch(num_rows, self._length), self._device)
 
         def step() -> None:
-            self._optimizer.zero_grad()
-            mixed = precision(self._device) == torch.bfloat16
-            with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=mixed):
-                out = self._network(tokens_BL, mask_BL, causal=False, is_whole=True)
-                sums = target_sums(out.logits_BLV, targets_BL)
-            (sums.nats / sums.count).backward()
-            clip = self._config.trainer.gradient_clip
-            torch.nn.utils.clip_grad_norm_(self._network.parameters(), clip)
-            self._optimizer.step()
+            training_step(
+                partial(mean_loss, self._network, batch, is_whole=True),
+                self._network,
+                self._optimizer,
+                device=self._device,
+                is_mixed=precision(self._device) == torch.bfloat16,
+                clip=self._config.trainer.gradient_clip,
+            )
 
         def run() -> float:
             if self._device.type != "cuda":
@@ -251,14 +251,16 @@ class Trained:
         }
 
 
-def random_rows(num_rows: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns tokens and targets of random residues; a seventh of them are targets."""
+def random_batch(num_rows: int, length: int) -> Batch:
+    """Returns full rows of random residues; a seventh of them are targets."""
     generator = torch.Generator().manual_seed(0)
     residues = torch.from_numpy(VOCABULARY.residues.astype("int64"))
     tokens_BL = residues[torch.randint(len(residues), (num_rows, length), generator=generator)]
     is_target_BL = torch.rand(tokens_BL.shape, generator=generator) < _TARGETS
     targets_BL = tokens_BL.masked_fill(~is_target_BL, IGNORE)
-    return tokens_BL.masked_fill(is_target_BL, VOCABULARY.mask).to(device), targets_BL.to(device)
+    masked_BL = tokens_BL.masked_fill(is_target_BL, VOCABULARY.mask)
+    mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
+    return Batch(masked_BL, targets_BL, mask_BL, tokens_BL[:, 0], (0, 0, 0))
 
 
 def _report(values: dict[str, Any]) -> None:

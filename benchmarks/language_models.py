@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -48,6 +49,33 @@ def random_checkpoint(*typed: str) -> Checkpoint:
     return Checkpoint(Path("random"), describe(config), dict(network.state_dict()))
 
 
+def mean_loss(network: nn.Module, batch: Batch, *, is_whole: bool = False) -> Tensor:
+    """Returns the mean cross-entropy of the targets by a network of protlm."""
+    rows = batch.tokens_BL, batch.mask_BL
+    out = network(*rows, causal=False, bounds=batch.bounds, is_whole=is_whole)
+    sums = target_sums(out.logits_BLV, batch.targets_BL)
+    return sums.nats / sums.count
+
+
+def training_step(
+    loss: Callable[[], Tensor],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    device: torch.device,
+    is_mixed: bool,
+    clip: float | None = None,
+) -> None:
+    """Makes a step: forward, backward, clipping and the optimizer, in bf16 autocast if mixed."""
+    optimizer.zero_grad()
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_mixed):
+        found = loss()
+    found.backward()
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+
+
 @final
 class Ours(nn.Module):
     """protlm's model with rotary positions, LayerNorm and GELU, like the other models."""
@@ -67,10 +95,7 @@ class Ours(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns the mean loss of the targets."""
-        rows = batch.tokens_BL, batch.mask_BL
-        out = self.network(*rows, causal=False, bounds=batch.bounds)
-        sums = target_sums(out.logits_BLV, batch.targets_BL)
-        return sums.nats / sums.count
+        return mean_loss(self.network, batch)
 
 
 @final

@@ -12,18 +12,19 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness import Comparison, median_table, options, report, speed_table
+from benchmarks.harness import CPU, Comparison, median_table, options, report, speed_table
+from benchmarks.language_models import mean_loss, training_step
 from protlm.build import build_data, build_training
 from protlm.config import TrainConfig, TrainerConfig
 from protlm.config.composition import compose
 from protlm.data.dataset import Batch
 from protlm.data_prep import prepare, split
-from protlm.model.objective import target_sums
 from protlm.system.errors import exit_with_message
 from protlm.system.paths import sample_dir
 from protlm.training.module import LanguageModeling
@@ -53,13 +54,15 @@ class BareLoop:
         """Trains on the batches and returns the time it took."""
         start = time.perf_counter()
         for batch in batches:
-            self._optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._is_mixed):
-                out = self.module.network(batch.tokens_BL, batch.mask_BL, causal=False)
-                sums = target_sums(out.logits_BLV, batch.targets_BL)
-            (sums.nats / sums.count).backward()
-            torch.nn.utils.clip_grad_norm_(self.module.parameters(), self._clip)
-            self._optimizer.step()
+            loss = partial(mean_loss, self.module.network, batch)
+            training_step(
+                loss,
+                self.module,
+                self._optimizer,
+                device=CPU,
+                is_mixed=self._is_mixed,
+                clip=self._clip,
+            )
         return time.perf_counter() - start
 
 

@@ -12,15 +12,14 @@ long, predicts a tenth of the masked residues, and makes one step.
 import argparse
 import json
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from benchmarks.gpu_step import random_rows
+from benchmarks.gpu_step import random_batch
 from benchmarks.harness import (
-    CPU,
     QUICK,
     Comparison,
     Pace,
@@ -33,13 +32,12 @@ from benchmarks.harness import (
     speed_table,
     take_turns,
 )
-from benchmarks.language_models import random_checkpoint
+from benchmarks.language_models import mean_loss, random_checkpoint
 from protlm.bounds import Bounds
 from protlm.config.data import EMBED_TOKENS
 from protlm.data.vocabulary import VOCABULARY
 from protlm.loading import model_of
 from protlm.model.contexts import Relative
-from protlm.model.objective import target_sums
 from protlm.model.pretrained import PretrainedModel, TokenBatch
 from protlm.model.relatives import in_context
 from protlm.system.processes import keep_freed_memory
@@ -106,13 +104,11 @@ def train(model: PretrainedModel, size: Size) -> Comparison:
 
     def step(row: int) -> float:
         start = time.perf_counter()
-        tokens_BL, targets_BL = random_rows(total // row, row, CPU)
+        batch = random_batch(total // row, row)
         spans = [(place, place + longest) for place in range(0, total, longest)]
-        families = [row // longest] * len(tokens_BL)
+        families = [row // longest] * (total // row)
         bounds = Bounds.of(spans, (total // row, row), longest=longest, families=families)
-        mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
-        out = model.network(tokens_BL, mask_BL, causal=False, bounds=bounds)
-        target_sums(out.logits_BLV, targets_BL).nats.backward()
+        mean_loss(model.network, replace(batch, bounds=bounds)).backward()
         model.network.zero_grad()
         return time.perf_counter() - start
 

@@ -34,7 +34,15 @@ from benchmarks.harness import (
     speed_table,
     take_turns,
 )
-from benchmarks.language_models import ESM, OURS, PERFORMER_LM_64, PERFORMER_LM_256, Sizes, models
+from benchmarks.language_models import (
+    ESM,
+    OURS,
+    PERFORMER_LM_64,
+    PERFORMER_LM_256,
+    Sizes,
+    models,
+    training_step,
+)
 from benchmarks.synthetic_fasta import SAMPLE
 from benchmarks.training_batches import Proteins, batches
 from protlm.data.batching.plan import BatchingStrategy
@@ -74,7 +82,7 @@ class Training:
     def __init__(self, model: nn.Module, supply: Iterator[Batch]) -> None:
         self.model, self._batches = model.train(), supply
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        self._autocast = not emulates_bfloat16(CPU)
+        self._is_mixed = not emulates_bfloat16(CPU)
 
     def seconds_per_token(self, least_tokens: int) -> float:
         """Trains on at least `least_tokens` tokens and returns the seconds per token."""
@@ -82,11 +90,8 @@ class Training:
         while tokens < least_tokens:
             batch = next(self._batches)
             start = time.perf_counter()
-            self._optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._autocast):
-                loss = self.model(batch)
-            loss.backward()
-            self._optimizer.step()
+            loss = partial(self.model, batch)
+            training_step(loss, self.model, self._optimizer, device=CPU, is_mixed=self._is_mixed)
             seconds += time.perf_counter() - start
             tokens += int(batch.mask_BL.sum())
         return seconds / tokens
