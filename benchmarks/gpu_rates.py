@@ -8,7 +8,6 @@ of training only makes one step, so that its graphs are in the cache of the comp
 """
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import attention_contenders as peers
 from benchmarks.attention_passes import Case, Pass, standard_normal_inputs, timed
 from benchmarks.embedding import by_length, esm, esm_means
-from benchmarks.gpu_step import precision, random_batch
+from benchmarks.gpu_step import precision, random_batch, report
 from benchmarks.harness import UnavailableError
 from benchmarks.language_models import Esm, Sizes, mean_loss, training_step
 from benchmarks.training_batches import Proteins, batches
@@ -144,7 +143,7 @@ def training(name: str, device: torch.device, *, quick: bool, warm: bool) -> Non
     facts = {"form": name, "parameters": num_parameters(step.model), "tokens_of_a_step": useful}
     rates = {"sync": useful * number / sum(sync), "free": useful * number / free}
     memory = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None
-    _report({**facts, **rates, "card_ms": card * 1e3, "launches": launches, "memory_gb": memory})
+    report({**facts, **rates, "card_ms": card * 1e3, "launches": launches, "memory_gb": memory})
 
 
 def on_card(work: Callable[[], object], device: torch.device) -> tuple[float, int]:
@@ -176,7 +175,7 @@ def attention(device: torch.device, *, quick: bool) -> None:
                 wall = min(one.seconds() for _ in range(5))
                 card, _ = on_card(one.seconds, device)
                 facts = {"contender": name, "mode": case.mode, "length": length}
-                _report({**facts, "wall_ms": wall * 1e3, "card_ms": card * 1e3})
+                report({**facts, "wall_ms": wall * 1e3, "card_ms": card * 1e3})
 
 
 def embedding(device: torch.device, *, quick: bool) -> None:
@@ -196,7 +195,7 @@ def embedding(device: torch.device, *, quick: bool) -> None:
         batched = partial(by_length, tokens_per_batch=TOKENS_OF_A_BATCH)
         runs["EsmModel"] = lambda: esm_means(peer, batched, texts)
     except UnavailableError as error:
-        _report({"contender": "EsmModel", "failure": str(error)})
+        report({"contender": "EsmModel", "failure": str(error)})
     residues, mixed = sum(map(len, texts)), precision(device) == torch.bfloat16
     for contender, run in runs.items():
         cast = torch.autocast(device.type, torch.bfloat16, enabled=mixed)
@@ -204,7 +203,7 @@ def embedding(device: torch.device, *, quick: bool) -> None:
             run()
             seconds = min(timed(run, device) for _ in range(2))
         found = {"contender": contender, "proteins": len(texts)}
-        _report({**found, "residues_per_second": residues / seconds})
+        report({**found, "residues_per_second": residues / seconds})
 
 
 @torch.inference_mode()
@@ -214,10 +213,6 @@ def _forward_alone(embedder: Embedder, rows: Sequence[TokenBatch]) -> None:
     with torch.autocast(rows[0].tokens_BL.device.type, dtype, enabled=dtype != torch.float32):
         for batch in rows:
             embedder.model.hidden_states(batch, embedder.layers)
-
-
-def _report(values: dict[str, Any]) -> None:
-    print(json.dumps(values), flush=True)
 
 
 def main() -> None:

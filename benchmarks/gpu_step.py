@@ -101,7 +101,7 @@ def describe(device: torch.device, effort: Effort) -> None:
     costs = take_turns("products and copies", runs, effort.pace).costs
     best = {name: min(each) for name, each in costs.items()}
     memory = torch.cuda.get_device_properties(device).total_memory / 1e9 if on_cuda else None
-    _report(
+    report(
         {
             **machine(device),
             "memory_gb": memory,
@@ -121,7 +121,7 @@ def kernels(device: torch.device) -> None:
     # A CPU only tests the script.
     if device.type != "cuda":
         for case in KERNELS:
-            _report(_kernel(case, "needs a GPU"))
+            report(_kernel(case, "needs a GPU"))
         return
     # Each is compared in a process of its own, and the verdict kept for the steps that follow.
     with ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(os.sched_getaffinity(0)))) as pool:
@@ -129,7 +129,7 @@ def kernels(device: torch.device) -> None:
         for case, each in zip(KERNELS, checked, strict=True):
             error = each.exception()
             reason = f"{type(error).__name__}: {error}" if error else each.result()
-            _report(_kernel(case, reason))
+            report(_kernel(case, reason))
 
 
 def _checked(case: KernelCase, device: torch.device) -> str:
@@ -160,10 +160,10 @@ def training(
     """Reports the speed of training a model with each mechanism, in turns, at several lengths."""
     for length in lengths:
         try:
-            _report({"length": length, **_training(model, length, device, effort, compiled)})
+            report({"length": length, **_training(model, length, device, effort, compiled)})
         except RuntimeError as error:
             # Out of memory or no kernel: the other lengths are still measured.
-            _report({"length": length, "failure": str(error).splitlines()[0]})
+            report({"length": length, "failure": str(error).splitlines()[0]})
 
 
 def _training(
@@ -263,7 +263,8 @@ def random_batch(num_rows: int, length: int) -> Batch:
     return Batch(masked_BL, targets_BL, mask_BL, tokens_BL[:, 0], (0, 0, 0))
 
 
-def _report(values: dict[str, Any]) -> None:
+def report(values: dict[str, Any]) -> None:
+    """Prints a line of results in JSON."""
     print(json.dumps(values), flush=True)
 
 
