@@ -148,7 +148,9 @@ def chosen_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
     if arguments.purpose == "speed":
         return [*steps, *speed_steps(options, arguments.quick)]
     steps.append(Step("kernels", ("benchmarks.gpu_step", "kernels", *options), 150, is_timed=False))
-    return steps if arguments.purpose == "kernels" else [*steps, *more_steps(arguments, folder)]
+    if arguments.purpose == "kernels":
+        return steps
+    return [*steps, *more_steps(arguments, options, folder)]
 
 
 def speed_steps(options: tuple[str, ...], quick: bool) -> Iterator[Step]:
@@ -166,10 +168,8 @@ def speed_steps(options: tuple[str, ...], quick: bool) -> Iterator[Step]:
         yield Step(f"rates, {kind}", ("benchmarks.gpu_rates", kind, *options), 60)
 
 
-def more_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
+def more_steps(arguments: argparse.Namespace, options: tuple[str, ...], folder: Path) -> list[Step]:
     """Returns the further steps of `all`: resume, attention in each mode, training of models."""
-    quick = ("--quick",) if arguments.quick else ()
-    options = ("--device", arguments.device, *quick)
     lengths = ("--lengths", *map(str, QUICK_LENGTHS if arguments.quick else LENGTHS))
     steps = [Step("resume", ("benchmarks.gpu_resume", *options), 90, is_timed=False)]
     for mode in ("bidirectional",) if arguments.quick else ("bidirectional", "causal"):
