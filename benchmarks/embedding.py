@@ -85,9 +85,8 @@ def ours(attention: str, sizes: Sizes) -> PretrainedModel:
 
 def in_order(sequences: Sequence[str]) -> Iterator[list[str]]:
     """Yields eight sequences at a time."""
-    remaining = iter(sequences)
-    while some := list(islice(remaining, 8)):
-        yield some
+    for start in range(0, len(sequences), 8):
+        yield list(sequences[start : start + 8])
 
 
 def by_length(
