@@ -4,7 +4,6 @@ protlm's own loader code makes them, and all models train on the same ones.
 """
 
 from collections.abc import Iterator
-from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import final
@@ -32,6 +31,7 @@ class Proteins:
     def __init__(self, path: Path) -> None:
         records = read_records(path, Tally())
         self._tokens = [VOCABULARY.encode(record.sequence) for record in records]
+        self._lengths = np.array([len(tokens) for tokens in self._tokens])
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -43,10 +43,6 @@ class Proteins:
     def lengths_of(self, samples: np.ndarray) -> np.ndarray:
         """Returns the numbers of residues of these sequences, int64."""
         return self._lengths[samples]
-
-    @cached_property
-    def _lengths(self) -> np.ndarray:
-        return np.array([len(tokens) for tokens in self._tokens])
 
 
 def batches(proteins: Proteins, rule: BatchingStrategy) -> Iterator[Batch]:
