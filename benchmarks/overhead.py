@@ -82,7 +82,7 @@ class Stretches:
     _batches: list[Batch] = field(default_factory=list)
     _start: float | None = None
 
-    def after_step(self, batch: Batch) -> None:
+    def after_step(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Records a step of the trainer; at the end of a stretch the bare loop has its turn."""
         self._batches.append(batch)
         if len(self._batches) < self.steps:
@@ -100,12 +100,8 @@ class Stretches:
 def measure(module: LanguageModeling, plan: RunPlan, steps: int) -> Stretches:
     """Trains a module as `protlm train` does, in turns with a bare loop on its copy."""
     stretches = Stretches(BareLoop(copy.deepcopy(module), plan.trainer), steps)
-
-    def after_step(outputs: Any, batch: Batch, batch_idx: int) -> None:
-        stretches.after_step(batch)
-
     # Lightning calls it when all callbacks have finished a step.
-    module.on_train_batch_end = after_step
+    module.on_train_batch_end = stretches.after_step
     data = build_data(plan)
     train(module, data, plan, checkpoint=None)
     return stretches
