@@ -13,7 +13,6 @@ interrupted ones continue.
 """
 
 import argparse
-import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from protlm.analysis.intervals import in_words
 from studies import copying
 from studies.runs import end_by_signal, name_of, protlm, side_by_side, train, validations
 from studies.settings import keep_settings
-from studies.tables import markdown
+from studies.tables import markdown, rows_of
 
 ATTENTION = {name: copying.ARMS[name] for name in copying.ARMS if "convolution" not in name}
 WINDOW = ATTENTION["hybrid, aligned ±8"]
@@ -146,8 +145,7 @@ def over_seeds(arm: str, given: argparse.Namespace) -> str:
 def nats_of(folder: Path, given: argparse.Namespace) -> dict[str, np.ndarray]:
     """Returns the nats per target of each held-out family, by prediction."""
     path = folder / f"{FINAL * given.final}{HELD_OUT}.{SPLITS[HELD_OUT]}.tsv"
-    with path.open(encoding="ascii") as file:
-        rows = [*csv.DictReader(file, delimiter="\t")]
+    rows = rows_of(path)
     order = [*dict.fromkeys(row["family"] for row in rows)]
     families = np.array([order.index(row["family"]) for row in rows])
     targets = np.array([row["targets"] for row in rows], int)
