@@ -1,7 +1,7 @@
 """What relatives are worth to models that are trained on families, and to their single twins.
 
     python -m studies.relatives DATA TABLES FASTA [--arms NAME ...] [--steps 244] [--seeds 0]
-        [--jobs 1] [--final] [--out runs/relatives/near]
+        [--jobs 1] [--final] [--figure FILE] [--out runs/relatives/near]
 
 DATA is prepared with a cluster table of TABLES, the folder that `studies.held_out` wrote, and
 `--no-homologs`; FASTA has all proteins. Every arm is trained on the same families, in the same
@@ -16,12 +16,14 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.family_predictions import family_means
 from protlm.analysis.intervals import in_words
+from protlm.plots import relatives_curve, save_figure
 from studies import copying
 from studies.runs import end_by_signal, name_of, protlm, side_by_side, train, validations
 from studies.settings import keep_settings
@@ -109,15 +111,18 @@ def table(runs: Sequence[tuple[str, int]], given: argparse.Namespace) -> str:
         loss = validations(folder).get(given.steps)
         rows.append([f"{arm}, seed {seed}" if len(given.seeds) > 1 else arm])
         rows[-1].append("" if loss is None else f"{loss:.3f}")
-        for name, split in SPLITS.items():
-            if not (path := folder / f"{FINAL * given.final}{name}.json").exists():
-                continue
-            found = json.loads(path.read_text())["results"][split]["relatives"]
+        for name in SPLITS:
+            found = results_of(folder, name, given)
             nats = [found["curve"][number]["model"]["nats"]["mean"] for number in ("0", "1", "16")]
             rows[-1] += [*(f"{one:.3f}" for one in nats)]
             rows[-1].append(in_words(found["differences"]["model - alone"], "+.3f"))
-        rows[-1] += [""] * (len(rows[0]) - len(rows[-1]))
     return markdown(rows)
+
+
+def results_of(folder: Path, name: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Returns what the evaluation of a run found."""
+    path = folder / f"{FINAL * given.final}{name}.json"
+    return json.loads(path.read_text())["results"][SPLITS[name]]["relatives"]
 
 
 def over_seeds(arm: str, given: argparse.Namespace) -> str:
@@ -167,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--final", action="store_true", help="two queries a family, all controls")
+    parser.add_argument("--figure", type=Path, help="of the first arm and seed, held out")
     parser.add_argument("--out", type=Path, default=Path("runs/relatives/near"))
     given = parser.parse_args(arguments)
     keep_settings(given, "data", "steps")
@@ -177,6 +183,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for arm in given.arms:
         if twin_of(arm) in given.arms and not arm.endswith(TWIN):
             print(f"\n{over_seeds(arm, given)}", flush=True)
+    if given.figure is not None:
+        first = results_of(folder_of(*runs[0], given), HELD_OUT, given)
+        save_figure(relatives_curve(first), given.figure)
 
 
 if __name__ == "__main__":
