@@ -7,9 +7,9 @@ DATA is prepared with a cluster table of TABLES, the folder that `studies.held_o
 `--no-homologs`; FASTA has all proteins. Every arm is trained on the same families, in the same
 order, in steps of 8,192 tokens, with the attention and what else its name says; its twin sees each
 protein of them alone. Each is evaluated by `evaluation=relatives` on the held-out families, with
-relatives below 50 % identity, and in distribution, with any: one
-query of a family, or with --final two and all controls. Finished runs are not repeated, and
-interrupted ones continue.
+relatives below 50 % identity, and in distribution, with any: one query of a family, or with --final
+two, and for held-out families all controls. Arms are compared with their twins, if these are among
+--arms, by means over seeds. Finished parts are not repeated, and interrupted ones continue.
 """
 
 import argparse
@@ -89,7 +89,8 @@ def make(run_of: tuple[str, int], given: argparse.Namespace) -> None:
         split, queries = SPLITS[name], output.with_suffix(".tsv")
         queries.with_suffix(f".{split}.tsv").unlink(missing_ok=True)
         numbers = "[0,1,2,4,8,16]" if given.final else "[0,1,4,16]"
-        limits = f"controls={str(given.final).lower()} per_family={1 + given.final}"
+        has_controls = given.final and name == HELD_OUT and not arm.endswith(TWIN)
+        limits = f"controls={str(has_controls).lower()} per_family={1 + given.final}"
         limits += f" numbers={numbers} per_query={queries}"
         protlm(
             *("evaluate", f"checkpoint={folder}", "evaluation=[relatives]"),
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=244, help="steps of 8,192 tokens")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--final", action="store_true", help="two queries a family, all controls")
+    parser.add_argument("--final", action="store_true", help="two queries a family, and controls")
     parser.add_argument("--figure", type=Path, help="of the first arm and seed, held out")
     parser.add_argument("--out", type=Path, default=Path("runs/relatives/near"))
     given = parser.parse_args(arguments)
