@@ -104,7 +104,8 @@ def loss_curve(rows: list[dict[str, float]]) -> "Figure":
 def relatives_curve(values: Mapping[str, Any]) -> "Figure":
     """Draws the nats of each predictor against the number of relatives, and those of controls.
 
-    The values are what `evaluation=relatives` returns for a split.
+    The values are what `evaluation=relatives` returns for a split. The query's own copy, far below
+    all others, is left out.
     """
     figure, ((axes,),) = _new_figure(6.4, 4.4)
     labels = [label for label in values["curve"] if label.isdigit()]
@@ -116,8 +117,8 @@ def relatives_curve(values: Mapping[str, Any]) -> "Figure":
         if who == "model" and found[0]["low"] is not None:
             ends = [[one[end] for one in found] for end in ("low", "high")]
             axes.fill_between(range(len(labels)), *ends, color=color, alpha=0.15, linewidth=0)
-    shown = [name for name in values["controls"] if not name.startswith("order")]
-    for name, marker in zip(shown, "x+v", strict=False):
+    shown = [name for name in values["controls"] if not name.startswith(("order", "own"))]
+    for name, marker in zip(shown, "x+", strict=False):
         mean = values["controls"][name]["nats"]["mean"]
         axes.plot(len(labels) - 1, mean, marker, color="black", label=name)
     axes.set_xticks(range(len(labels)), labels)
