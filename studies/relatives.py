@@ -137,9 +137,10 @@ def over_seeds(arm: str, given: argparse.Namespace) -> str:
         others = {"alone": own["model, 0"], "the twin alone": twin["model, 0"]}
         controls = ("shuffled", "unrelated") if given.final else ()
         others |= {name: own[f"model, {name}"] for name in controls}
-        others |= {"columns": own["columns, 16"]}
+        others |= {name: own[f"{name}, 16"] for name in ("composition", "nearest", "columns")}
         found.append({f"with 16 - {name}": own["model, 16"] - x for name, x in others.items()})
         found[-1]["mixed - mixed alone"] = own["mixed, 16"] - own["mixed alone, 16"]
+        found[-1]["mixed - the twin mixed alone"] = own["mixed, 16"] - twin["mixed alone, 16"]
     rows = [[arm, "mean of seeds", *(f"seed {one}" for one in given.seeds)]]
     for name in found[0]:
         each = np.array([one[name] for one in found])
