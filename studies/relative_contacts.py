@@ -23,9 +23,10 @@ import numpy as np
 from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.intervals import in_words
 from protlm.analysis.precision import SEPARATIONS, precision_at
-from protlm.system.paths import complete_file
+from protlm.system.json_file import write_json
 from studies.alignments import GAP, LETTERS, aligned_columns
-from studies.families import baselines, protlm, structure_file
+from studies.families import baselines, structure_file
+from studies.runs import protlm
 from studies.settings import keep_settings
 from studies.tables import markdown
 
@@ -104,9 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keep_settings(given, "model", "rows", "seed")
     output = given.out / "long_range.json"
     if not output.exists():
-        found = predicted(given, collect(given))
-        with complete_file(output) as temporary:
-            temporary.write_text(json.dumps(found, indent=1) + "\n", encoding="ascii")
+        write_json(output, predicted(given, collect(given)))
     found = {name: [*by.values()] for name, by in json.loads(output.read_text()).items()}
     alone = np.array(found[ALONE])
     rows = [("long-range P@L", f"mean of {len(alone)} chains", f"less that of the {ALONE}")]
