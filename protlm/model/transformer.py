@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from protlm.attention import Attention, create, mechanism, names
+from protlm.attention import ALTERNATING, Attention, create, mechanism, names
 from protlm.attention.base import SharesParameters, State
 from protlm.attention.layers import mechanisms_of, unable
 from protlm.attention.relatives import SeesRelatives, View
@@ -464,7 +464,9 @@ def _check_relatives(attention: dict[str, Any], num_layers: int) -> None:
 
     if found := unable(attention, num_layers, is_able):
         able = [name for name in names() if is_able(mechanism(name))]
-        raise UserError(f"{found} cannot see relatives; choose one of: {one_of(able)}")
+        raise UserError(
+            f"{found} cannot see relatives; choose one of: {one_of(able)}, or {ALTERNATING} of them"
+        )
 
 
 def build_network(

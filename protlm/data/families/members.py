@@ -33,7 +33,7 @@ class MemberTable:
         queries = self._members if self._has_hits else {**self._members, **self._owners}
         # A cluster of one protein has no relatives.
         is_alone = {one for one, members in self._members.items() if not {*members} - {one}}
-        self.names = Names(queries.keys() - is_alone, path)
+        self.names = Names((one for one in queries if one not in is_alone), path)
 
     def __str__(self) -> str:
         """Says what the table is, and what its identities are."""

@@ -139,7 +139,7 @@ def family(found: Found, query: str | None, name: str, options: FamilyOptions | 
         query = _with_query(found, query, options)
         relatives = [_unaligned(one, found.identities) for one in found.records]
         source = (
-            f"{found.where}: {len(found.records):,} unaligned sequences, "
+            f"{found.where}: unaligned sequences ({len(found.records):,}), "
             "not compared with the query"
         )
     if options.whole_relatives is not None:

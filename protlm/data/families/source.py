@@ -85,8 +85,9 @@ class Relatives:
             raise InputDataError(
                 f"{self.source} has no {self._what} for {len(missing):,} of {len(found):,} "
                 f"queries, the first of them {missing[0] or '(without a name)'} (names there are "
-                f"like {self._names.example}); leave them out, or use such queries alone",
-                {"allow_none": True},
+                f"like {self._names.example}); "
+                + ("leave them out, or use such queries alone" if all(missing) else "name a file"),
+                {"allow_none": True} if all(missing) else None,
             )
         self._found |= found
         path = self.options.whole_relatives

@@ -78,12 +78,12 @@ READ = {
     "unaligned": (
         fasta(ROW, UNGAPPED, names="ab"),
         {"a": (ROW, None, None), "b": (UNGAPPED, None, None)},
-        "2 unaligned sequences, not compared with the query: 2 relatives .weights: uniform",
+        r"unaligned sequences .2., not compared with the query: 2 relatives .weights: uniform",
     ),
     "unaligned with identities": (
         f">a{SUFFIX}\n{ROW}\n",
         {"a": (ROW, 0.312, None)},
-        "1 unaligned sequences, not compared .*: 1 relative .weights: uniform.$",
+        r"unaligned sequences .1., not compared .*: 1 relative .weights: uniform.$",
     ),
     "other letters": (
         fasta(QUERY + "*", "MKTAJLAKQRQUSFVKSHF-*", "MKTA-LAKQRQ1SFVKSHFS-"),

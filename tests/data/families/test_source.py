@@ -86,7 +86,7 @@ def test_one_file_has_the_relatives_of_one_query(folder: Path, capsys) -> None:
     assert said == f"{family}\n" and "q.a3m: an alignment of 2 rows, the first the query" in said
     listed = Relatives([("a", ROW)]).of("q", QUERY)
     assert [one.name for one in listed.relatives] == ["a"]
-    assert "the list: 1 unaligned sequences" in capsys.readouterr().err
+    assert "the list: unaligned sequences (1)" in capsys.readouterr().err
     for source in (folder / "none.a3m", folder / "none"):
         with pytest.raises(InputDataError, match="no such file; give the path of a file, a fol"):
             Relatives(source)
@@ -127,6 +127,7 @@ TABLES = {
     "no query": (CLUSTERS, "x", "tsv has no row of another protein for 1 of 1 queries, .* them x "),
     "a hit alone": (M8.format("90", "100", "85"), "b", "no row of another protein for 1 of 1"),
     "a cluster of one": ("a\ta\nq\tq\nq\tb\n", "a", "no row of another protein for 1 of 1"),
+    "no name": (CLUSTERS, "", "them .without a name. .names there are like q.; name a file$"),
     "two clusters": ("q\tc\ns\tc\n", "c", "c is a member of q and of s, and not in the first col"),
     "one word": ("q\tq\nq\n", "q", r"line 2: 'q' is not a table of query and member"),
     "no identity": (
