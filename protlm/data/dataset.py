@@ -92,7 +92,7 @@ class SequenceDataset(Dataset[Batch]):
             (plan.after.epoch, plan.after.samples, plan.after.tokens),
             plan.micro_batch,
             torch.tensor([n for row in filled for n in row.samples], dtype=torch.int64),
-            self._bounds(plan, spans, families, tokens_BL, targets_BL) if plan.longest else None,
+            self._bounds(plan, spans, families, tokens_BL) if plan.longest else None,
         )
 
     def _bounds(
@@ -101,15 +101,12 @@ class SequenceDataset(Dataset[Batch]):
         spans: list[tuple[int, int]],
         families: list[int],
         tokens_BL: np.ndarray,
-        targets_BL: np.ndarray,
     ) -> Bounds:
         aligned = None
         assert plan.longest is not None
         if self._positions == "aligned":
-            # Relatives are aligned as in use, where no residue is hidden.
-            is_hidden = (targets_BL != IGNORE) & (self._objective == "masked")
-            true_BL = np.where(is_hidden, targets_BL, tokens_BL)
-            aligned = aligned_positions(spans, families, true_BL.flatten())
+            # Without the residues that are hidden, which a shift would tell.
+            aligned = aligned_positions(spans, families, tokens_BL.flatten())
         return Bounds.of(
             spans,
             tokens_BL.shape,

@@ -350,8 +350,11 @@ def test_the_bounds_of_families_are_those_of_their_proteins(reader):
     assert dataset(reader)[family_plan()].bounds.families is None
 
 
-def test_aligned_positions_are_those_of_the_first_protein(make_data_set):
-    """Also where residues are hidden; another family and a stranger begin at 0."""
+@pytest.mark.parametrize(
+    ("fraction", "starts"), [(0.1, [20, 29, 0, 20, 0]), (1.0, [0] * 5)], ids=["some", "all"]
+)
+def test_aligned_positions_are_those_of_the_first_protein(make_data_set, fraction, starts):
+    """A stranger and another family begin at 0; what is hidden is told by no position."""
     rng = np.random.default_rng(0)
     text = "".join(rng.choice([*STANDARD], 40))
     others = ["".join(rng.choice([*STANDARD], 30)) for _ in range(2)]
@@ -360,9 +363,10 @@ def test_aligned_positions_are_those_of_the_first_protein(make_data_set):
     rows = tuple(SequenceRow(n, 0, MAX_LENGTH, "prefix") for n in range(5))
     row = FamiliesRow(rows, (4, 1), (True,) * 5)
     made = BatchPlan((row,), 300, Progress(0, 2), longest=MAX_LENGTH)
-    data = dataset(open_split(folder, "train"), masking=MaskingRule(0.6), positions="aligned")
+    data = dataset(
+        open_split(folder, "train"), masking=MaskingRule(fraction, 1, 0), positions="aligned"
+    )
     bounds = data[made].bounds
-    starts = [20, 29, 0, 20, 0]
     for (start, end), first in zip(bounds.spans.tolist(), starts, strict=True):
         expected = list(range(first, first + end - start))
         assert bounds.families.position_L[start:end].tolist() == expected
