@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from protlm.data.records import Record
+from protlm.data.records.record import entry_of
 from protlm.data.tables import excerpt, read_rows
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
@@ -28,25 +29,8 @@ _BETWEEN = re.compile(r"[;,\[\]]|(?<=\bPF\d{5})\.\d+")
 _PFAM = re.compile(r"PF\d{5}")
 # "PF00069;PF07714;" as UniProt writes it, or one family, perhaps with its version.
 _FAMILIES = re.compile(r"(?:PF\d{5}(?:\.\d+)?(?:; ?|$))*")
-# A UniProt accession, alone or as the name of a UniRef cluster, with an optional suffix: the number
-# of an isoform or of a version.
-_ACCESSION = re.compile(
-    r"(?:UniRef\d+_)?"
-    r"([OPQ]\d[A-Z\d]{3}\d|[A-NR-Z]\d(?:[A-Z][A-Z\d]{2}\d){1,2})"
-    r"(?:[-.]\d+)?"
-)
 # Headers of the tables from uniprot.org, InterPro's Pfam releases and users.
 _ENTRY_COLUMNS = ("entry", "accession", "pfamseq_acc", "uniprot_acc")
-
-
-def entry_of(identifier: str) -> str:
-    """Returns the UniProt entry of an identifier; other identifiers are returned unchanged.
-
-    >>> entry_of("P12345-2"), entry_of("P12345.3"), entry_of("UniRef50_P12345"), entry_of("x-2")
-    ('P12345', 'P12345', 'P12345', 'x-2')
-    """
-    match = _ACCESSION.fullmatch(identifier)
-    return match[1] if match else identifier
 
 
 @final

@@ -211,10 +211,6 @@ class SavedFit:
         found.weights_H, found.intercept = np.array(self.weights), self.intercept
         return found
 
-    def saw(self, sequence: str) -> bool:
-        """Returns whether a structure of this sequence is among those of the fit."""
-        return digest(sequence) in (self.fitted_to or ())
-
 
 def digest(sequence: str) -> str:
     """Returns the SHA-256 of a sequence, in hexadecimal."""

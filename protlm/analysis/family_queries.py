@@ -14,6 +14,7 @@ from protlm.data.batching.order import hashed
 from protlm.data.families import Family, Relative
 from protlm.data.families.family import keys_of
 from protlm.data.masking import IGNORE, MaskingRule, corrupt, row_rng
+from protlm.data.relatives import leaks
 from protlm.data.vocabulary import VOCABULARY
 
 # Where bins of the highest identity of a relative begin and end, in percent.
@@ -124,7 +125,7 @@ def chosen(
         per_family: most queries of a family.
         max_identity: of relatives that are taken.
         seed: decides their order, with their residues and the name of the query.
-        left_out: numbers of queries by reason, added to.
+        left_out: numbers of queries, and of relatives that tell a query, by reason; added to.
     """
     taken = Counter[str]()
     for family, name, hidden in families:
@@ -137,6 +138,11 @@ def chosen(
         query = masked(family.query, hidden)
         # Those that have too few need no alignment.
         relatives = [*family.relatives] if len(family.relatives) >= fewest else []
+        why = leaks(
+            VOCABULARY.encode(family.query), [VOCABULARY.encode(one.residues) for one in relatives]
+        )
+        left_out.update(f"relatives {reason}" for reason in filter(None, why))
+        relatives = [one for one, reason in zip(relatives, why, strict=True) if not reason]
         letters = aligned_letters(query, [one.residues for one in relatives])
         found = identities(query, letters)
         key = hashlib.sha256(f"{seed} {family.name}".encode()).digest()

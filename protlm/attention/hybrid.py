@@ -92,8 +92,7 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
         of_window = {"window": window, "relatives_window": relatives_window}
         near = create("window", of_window, **sizes | {"num_heads": local_heads})
         assert isinstance(near, SeesRelatives)
-        self.near, self.protein_heads = near, 0 if near.sees_relatives else local_heads
-        self.linear = _create_linear(mechanism, options or {}, sizes)
+        self.near, self.linear = near, _create_linear(mechanism, options or {}, sizes)
         self.supports_bidirectional = self.linear.supports_bidirectional
         self.supports_causal = self.linear.supports_causal
         self.max_length = self.linear.max_length

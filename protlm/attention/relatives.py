@@ -39,11 +39,9 @@ class View(NamedTuple):
 class SeesRelatives(Attention):
     """A mechanism whose proteins may see their relatives.
 
-    The states of contexts are those of `Recurrent`, and have one sample. The first `protein_heads`
-    heads see the protein in any layer.
+    The states of contexts are those of `Recurrent`, and have one sample.
     """
 
-    protein_heads: int = 0
     # Whether it sees relatives at all, and if so, apart; an instance may override it.
     sees_relatives: bool = True
     sums_apart: bool = True

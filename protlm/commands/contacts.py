@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.analysis.contact_regression import BYTES_PER_PAIR, SavedFit, fit_contacts
+from protlm.analysis.contact_regression import BYTES_PER_PAIR, SavedFit, digest, fit_contacts
 from protlm.analysis.precision import SEPARATIONS, precision_at
 from protlm.analysis.structures import (
     Structure,
@@ -139,7 +139,8 @@ def _predict(
                     save_figure(figure, figures[record.identifier])
                     written.append(figures[record.identifier])
                 shown = _precision(predicted_LL, one.contacts_LL)
-                if one.contacts_LL is not None and fit.saw(record.sequence):
+                fitted_to = fit.fitted_to or ()
+                if one.contacts_LL is not None and digest(record.sequence) in fitted_to:
                     # Its contacts were seen, so that a precision would flatter.
                     shown = ("in the fit", shown[1])
                 rows.append((name, f"{len(record.sequence):,}", *shown))

@@ -21,7 +21,7 @@ from protlm.options.relatives import FamilyOptions, RelativesOptions
 from protlm.plots import relatives_curve, save_figure
 from protlm.system.errors import UserError, interrupt_explained, one_of
 from protlm.system.json_file import write_json
-from protlm.system.paths import check_output, sha256_of
+from protlm.system.paths import all_or_none, check_output, sha256_of
 from protlm.system.terminal import print_table, printable
 
 # The names that `protlm prepare` and the shipped split table give to the test split.
@@ -75,15 +75,17 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         model, _relatives(config), (name for name, _ in queries), only_first=not draws
     )
     data = [replace(one, contexts=contexts) for one in data]
-    report = {
-        "checkpoint": given or path.name,
-        "model_hash": model.hash,
-        **provenance(config),
-        "results": _results(model, evaluations, data),
-    }
-    if output is not None:
-        with drawn_beside(contexts if draws else None, output, queries):
-            write_json(output, report)
+    with all_or_none() as written:
+        written.extend(outputs)
+        report = {
+            "checkpoint": given or path.name,
+            "model_hash": model.hash,
+            **provenance(config),
+            "results": _results(model, evaluations, data),
+        }
+        if output is not None:
+            with drawn_beside(contexts if draws else None, output, queries):
+                write_json(output, report)
     for label, made in evaluations.items():
         for split, results in report["results"].items():
             if made.figure is not None:

@@ -97,8 +97,7 @@ def score_files(
     sources: Sequence[Path], model_path: Path, output: Path, options: ScoreOptions
 ) -> None:
     """Scores the variants of tables, or all substitutions of a protein."""
-    run = scan_protein if options.scan else score_variants
-    run(sources, model_path, output, options)
+    (scan_protein if options.scan else score_variants)(sources, model_path, output, options)
 
 
 @interrupt_explained("tables named as complete are kept; the others start over")
@@ -120,15 +119,15 @@ def score_variants(
         _report_table(source, table)
         _check_table(source, table, wild_type, estimators, predictor)
     results, size = list[Result](), options.tokens_per_batch
-    with drawn_beside(contexts, output, queries.values()):
-        for source, path in outputs.items():
-            wild_type, table = _read(source, assays, options)
-            models = models_of(predictor.model, contexts, queries[source], size)
-            given = averaged(models, size), wild_type, table.variants
-            found = {name: score(name, *given, per_token=options.per_token) for name in estimators}
+    for source, path in outputs.items():
+        wild_type, table = _read(source, assays, options)
+        models = models_of(predictor.model, contexts, queries[source], size)
+        given = averaged(models, size), wild_type, table.variants
+        found = {name: score(name, *given, per_token=options.per_token) for name in estimators}
+        with drawn_beside(contexts, path, [queries[source]]):
             _write_scores(path, table, found)
-            print(printable(f"{path} is complete"), file=sys.stderr)
-            results += _results(source, table, found)
+        print(printable(f"{path} is complete"), file=sys.stderr)
+        results += _results(source, table, found)
     means = _averages_of(results, assays) if options.reference is not None else {}
     _print_results(results, means)
     if options.json is not None:

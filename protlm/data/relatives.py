@@ -259,7 +259,7 @@ def kmers(tokens: np.ndarray) -> np.ndarray:
 def _joined_kmers(sequences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the k-mers of sequences, one after the other, and where each sequence ends."""
     # A letter that occurs in no k-mer separates adjacent sequences.
-    tokens = np.concatenate([array for one in sequences for array in (one, _BREAK)])
+    tokens = np.concatenate([_BREAK[:0], *(x for one in sequences for x in (one, _BREAK))])
     return kmers(tokens), np.cumsum([len(one) + 1 for one in sequences])
 
 

@@ -202,7 +202,10 @@ class Relatives(Evaluation):
                 "common; give groups, or leave controls out by controls=false"
             )
         yield "unrelated", others[int(np.argmin(lengths))].order[: self.most]
-        yield "shuffled", [one._replace(residues=_shuffled(one.residues, rng)) for one in real]
+        yield (
+            "shuffled",
+            [one._replace(residues="".join(rng.permutation([*one.residues]))) for one in real],
+        )
         yield "own copy", [*real[:-1], Relative(query.name, query.residues)]
         for order in range(1, _ORDERS + 1):
             yield f"order {order}", [real[place] for place in rng.permutation(self.most)]
@@ -297,7 +300,3 @@ def _notes(split: str, values: Mapping[str, Any], orders: Sequence[float]) -> It
     yield f"{split}: of the distance from alone to columns, closed: {closed}"
     for name, one in values["bins"].items():
         yield f"{split}: most similar candidate {name}: queries: {one['queries']:,}"
-
-
-def _shuffled(residues: str, rng: np.random.Generator) -> str:
-    return "".join(rng.permutation([*residues]))

@@ -18,6 +18,7 @@ from protlm.bounds import Bounds
 from protlm.config import Relatives, RelativesPositions
 from protlm.model.selfattention import AttentionInputs
 from protlm.model.transformer import DecodingState, FamilyState, ProteinLM
+from protlm.system.errors import UserError
 
 
 class Relative(NamedTuple):
@@ -71,6 +72,11 @@ class NetworkInContext(ProteinLM):
     ) -> dict[int, Tensor]:
         """Returns the hidden states of queries alone; of later blocks none are computed."""
         assert bounds is None and family is None, "a context is read for padded rows"
+        if torch.is_grad_enabled():
+            raise UserError(
+                "gradients do not reach the relatives of a context; leave gradients=True out, or "
+                "the relatives"
+            )
         (batch, size), parts = tokens_BL.shape, list[dict[int, Tensor]]()
         before, state, at_once = self._family, None, batch
         if self.is_read_again:

@@ -28,7 +28,7 @@ from protlm.model.contexts import NetworkInContext, Relative
 from protlm.model.pretrained import PretrainedModel, begun
 from protlm.model.transformer import build_network
 from protlm.options.relatives import FamilyOptions, RelativesOptions
-from protlm.system.errors import UserError
+from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import all_or_none, beside, complete_file
 from protlm.system.terminal import printable
 
@@ -71,8 +71,8 @@ class InContexts:
         # One that does not fit would end every context in which it is drawn.
         self._around = model.vocabulary.num_around
         limits = options.max_residues, model.max_residues, self.tokens - self._around
-        longest = min(limit for limit in limits if limit is not None)
-        self._relatives = Relatives(source, replace(options, max_residues=max(longest, 1)))
+        longest = max(min(limit for limit in limits if limit is not None), 1)
+        self._relatives = Relatives(source, replace(options, max_residues=longest))
         # All relatives of a query, by its name and its residues.
         self.family = self._relatives.of
         self._drawn = lru_cache(maxsize=_KEPT)(self._draw)
@@ -161,6 +161,11 @@ class InContexts:
     def _models(
         self, name: str, residues: str, tokens_per_batch: int = TOKENS_PER_BATCH
     ) -> list[PretrainedModel]:
+        if len(residues) > (self.model.max_residues or len(residues)):
+            raise InputDataError(
+                f"a query of {len(residues):,} residues cannot follow relatives: this model reads "
+                f"{self.model.max_residues:,} at a time; cut it into domains, each with its own"
+            )
         return [
             self.after(one.relatives, residues, tokens_per_batch)
             for one in self.draws(name, residues)
@@ -206,7 +211,7 @@ def in_contexts(
         return None
     force, family = options.force_relatives, options.family
     if only_first:
-        if family.contexts != FamilyOptions.contexts:
+        if family.contexts not in (1, FamilyOptions.contexts):
             raise UserError("one context alone is read here", {"contexts": None})
         family = replace(family, contexts=1)
     return InContexts(model, options.relatives, family, force=force).begun(model, [*names])

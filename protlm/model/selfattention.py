@@ -320,17 +320,12 @@ class SelfAttention(nn.Module):
         return self.output(self.output_norm(mixed_BLHC).flatten(2) * F.silu(self.gate(hidden_BLD)))
 
     def _rotated(self, x_BHLK: Tensor, context: BlockContext) -> Tensor:
-        rotation, own = context.rotation, 0
-        if self.is_global or (self.sees_family and context.view is not None):
-            rotation = context.other_rotation
+        # All heads of a layer, also those that see the protein alone, have the same positions.
+        sees_other = self.is_global or (self.sees_family and context.view is not None)
+        rotation = context.other_rotation if sees_other else context.rotation
         if rotation is None or not self.mechanism.takes_rotary:
             return x_BHLK
-        if rotation is not context.rotation and isinstance(self.mechanism, SeesRelatives):
-            own = self.mechanism.protein_heads
-        if not own or context.rotation is None:
-            return rotate(x_BHLK, *rotation)
-        of_protein, of_family = x_BHLK.tensor_split([own], dim=1)
-        return torch.cat([rotate(of_protein, *context.rotation), rotate(of_family, *rotation)], 1)
+        return rotate(x_BHLK, *rotation)
 
     def _heads(self, x_BLD: Tensor) -> Tensor:
         return x_BLD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -371,12 +371,14 @@ class ProteinLM(nn.Module):
         bounds = context.bounds
         if context.view is None or bounds is None or bounds.families is None:
             return table[before]
-        last = max(one.stop - one.start for one in bounds.members) + before
-        if last > len(table):
-            raise UserError(
-                f"{last:,} proteins exceed the {len(table)} that this model has numbers for; give "
-                "fewer relatives"
-            )
+        # Numbers of training are checked with its settings, outside of a compiled graph.
+        if not torch.compiler.is_compiling():
+            last = max(one.stop - one.start for one in bounds.members) + before
+            if last > len(table):
+                raise UserError(
+                    f"{last:,} proteins exceed the {len(table)} that this model has numbers for; "
+                    "give fewer relatives"
+                )
         segment_L, families = bounds.segment_L, bounds.families
         first_L = segment_L[families.cu_seqlens.long()[families.segment_L]]
         # Padding is of no protein.

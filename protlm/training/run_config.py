@@ -173,7 +173,11 @@ def refuse_another_run(config: TrainConfig) -> dict[Any, Any] | None:
     run_dir = Path(config.run_dir)
     stored = refuse_differences(config)
     if stored is None:
-        if run_dir.exists() and not (run_dir.is_dir() and _is_empty(run_dir)):
+        # A run that was killed at its start leaves only its lock.
+        if run_dir.exists() and not (
+            run_dir.is_dir()
+            and {path.name for path in run_dir.iterdir() if path.suffix != ".part"} <= {LOCK}
+        ):
             raise OutputError(
                 f"{run_dir} exists and does not contain a run; choose another run_dir="
             )
@@ -187,11 +191,6 @@ def _stored(run_dir: Path) -> dict[Any, Any] | None:
         return read_run_config(written) if written.is_file() else None
     except OSError as error:
         raise explain_os_error(error, run_dir) from error
-
-
-def _is_empty(folder: Path) -> bool:
-    # A run that was killed at its start leaves only its lock.
-    return {path.name for path in folder.iterdir() if path.suffix != ".part"} <= {LOCK}
 
 
 def _is_given(name: str, keys: set[str]) -> bool:

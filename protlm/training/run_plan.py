@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from protlm.attention.layers import mechanisms_of
 from protlm.config import (
     Batching,
     Mode,
     ModelConfig,
     Objective,
     Relatives,
+    RelativesPositions,
     TrainConfig,
     TrainerConfig,
 )
@@ -82,7 +84,8 @@ class RunPlan:
                     f"model.relatives={model.relatives} has no effect without rows of relatives; "
                     "type data.batching=relatives, or model.relatives=null"
                 )
-            if self.config.attention.get("relatives_window") is not None:
+            layers = mechanisms_of(self.config.attention, model.num_layers)
+            if any(one.options.get("relatives_window") is not None for one in layers):
                 raise UserError(
                     "attention.relatives_window has no effect without rows of relatives; type "
                     "data.batching=relatives, or attention.relatives_window=null"
@@ -93,10 +96,15 @@ class RunPlan:
                 f"model.relatives_numbers={model.relatives_numbers} must be at least "
                 f"data.relatives={self.config.data.relatives}, or 0 for no table"
             )
-        if self.is_causal and model.relatives is Relatives.full:
+        if self.is_causal and (
+            model.relatives is Relatives.full
+            or model.relatives_positions is RelativesPositions.aligned
+        ):
             raise UserError(
-                "model.relatives=full shows a protein those after it, and objective=causal "
-                "predicts them; type model.relatives=ordered"
+                "model.relatives=full shows a protein those after it, and "
+                "model.relatives_positions=aligned places it by all of its residues, which "
+                "objective=causal predicts; type model.relatives=ordered "
+                "model.relatives_positions=restart"
             )
         if self.config.objective.stage is not None:
             raise UserError(

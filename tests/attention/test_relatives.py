@@ -148,7 +148,7 @@ def test_linear_heads_of_a_hybrid_see_the_family_and_windows_the_protein(later, 
     case = find_case("hybrid", window=4)
     mechanism, two = case.create(num_heads=3).double(), joined()
     inputs = Inputs(*(x.repeat(1, 2, 1, 1)[:, :3] for x in two[:3]), *two[3:])
-    assert isinstance(mechanism, Hybrid) and mechanism.protein_heads == 1
+    assert isinstance(mechanism, Hybrid)
     factor_H = None if factor is None else torch.full((3,), factor)
     view = View(BOUNDS, later, factor_H, keeps=not later)
     found, state = family(mechanism, inputs, view)

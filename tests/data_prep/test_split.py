@@ -6,9 +6,10 @@ import random
 import pytest
 
 from protlm.data.records import Record
+from protlm.data.records.record import entry_of
 from protlm.data_prep import clusters as module
 from protlm.data_prep.clusters import PULLED, UNCLUSTERED, ClusterSplit, ClusterTable, name_hash
-from protlm.data_prep.families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies, entry_of
+from protlm.data_prep.families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies
 from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.downstream.label_files import split_named
 from protlm.system.errors import InputDataError, UserError

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from protlm.data.families.family import Relative
-from protlm.data.records.record import Names
+from protlm.data.records.record import entry_of
 from protlm.options.relatives import FamilyOptions
 from protlm.system.errors import InputDataError
 
@@ -23,6 +23,8 @@ def relation(query: str, residues: str) -> str:
     'around the query'
     >>> relation("MKTAYIAKQRXISFVKSHFS", "GMKTAYIAKQRQISFVKSHFS")
     'around the query'
+    >>> relation("MKTAYIAKQRXISFVKSHFS", "MKTAYIAKQRWISFVK")
+    'inside the query'
     >>> relation("MKTAYIAKQRQISFVKSHFS", "MKTAYIAKQRWISFVKSHFS")
     ''
     """
@@ -35,9 +37,11 @@ def relation(query: str, residues: str) -> str:
 
     def is_found(begin: int, end: int) -> bool:
         run = shorter[begin:end]
-        if shorter is query and "X" in run:
-            # A residue that is unknown, or masked, may be any.
-            return re.search(run.replace("X", "."), longer) is not None
+        if "X" in query:
+            # One that is unknown, or masked, may be any.
+            either = "".join(f"[{residue}X]" for residue in run)
+            pattern = run.replace("X", ".") if shorter is query else either
+            return re.search(pattern, longer) is not None
         return run in longer
 
     # All runs of this length contain the middle, which is looked for first.
@@ -62,18 +66,18 @@ def kept(
         counts: what is left out, added to.
     """
     limits = options.min_identity, options.max_identity
-    if relatives and limits != (0, 1) and all(one.identity is None for one in relatives):
+    if limits != (0, 1) and any(one.identity is None for one in relatives):
         raise InputDataError(
-            "identities to the query are unknown without an alignment or a table that has them; "
-            "give one of these",
+            "identities to the query are not known without an alignment, a table or headers that "
+            "have them of all relatives; give one of these",
             {"min_identity": None, "max_identity": None},
         )
-    seen, own = set[str](), Names([name] if name else [], "the query")
+    seen, own = set[str](), entry_of(name)
     for relative in relatives:
         reason = (
             relation(query, relative.residues)
             or _reason(relative, options)
-            or "with the name of the query" * (own.find(relative.name) is not None)
+            or "with the name of the query" * (own == entry_of(relative.name) != "")
             or "repeated" * (relative.residues in seen)
         )
         if reason:

@@ -20,15 +20,13 @@ from protlm.data.families.family import Family, Relative, keys_of
 from protlm.data.families.filters import kept
 from protlm.data.records import ReadOptions, Record, Tally, read_records
 from protlm.data.records.in_memory import SequenceLike, letters_of, name_of
-from protlm.data.records.record import SEVERAL, Names, residues
+from protlm.data.records.record import RANGE, SEVERAL, Names, residues
 from protlm.data.records.stockholm import is_stockholm, stockholm_records
 from protlm.options.relatives import FamilyOptions, Weights
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
 
 _ROWS = ReadOptions(allow_gaps=True, allow_comments=True, origins=False, rows=True)
-# The residues of its protein that a row has, after its name.
-_RANGE = re.compile(r"/\d+-\d+$")
 # Names of files that say that the records are rows, as those of equal lengths without gaps may be.
 _ALIGNMENTS = (".a3m", ".a2m", ".afa")
 # In a header of MMseqs2 and ColabFold: name, score, identity, E-value and ranges.
@@ -196,7 +194,7 @@ def _unaligned(record: Record, identities: Mapping[str, float]) -> Relative:
 
 def _whole(relatives: Sequence[Relative], path: Path, counts: Counter[str]) -> Iterator[Relative]:
     """Yields the whole proteins of relatives, where a sequence file has them."""
-    names = [_RANGE.sub("", relative.name) for relative in relatives]
+    names = [RANGE.sub("", relative.name) for relative in relatives]
     proteins, _ = sequences_named(path, names)
     for name, relative in zip(names, relatives, strict=True):
         whole, columns = proteins.get(name, ""), relative.columns

@@ -117,6 +117,15 @@ TOO_LONG = f"longer than {MAX_RESIDUES:,} residues"
 NUCLEOTIDES = b"ACGTUN"
 _NUCLEOTIDES = NUCLEOTIDES.decode()
 _STANDARD = STANDARD.encode()
+# A UniProt accession, alone or as the name of a UniRef cluster, with an optional suffix: the number
+# of an isoform or of a version.
+_ENTRY = re.compile(
+    r"(?:UniRef\d+_)?"
+    r"([OPQ]\d[A-Z\d]{3}\d|[A-NR-Z]\d(?:[A-Z][A-Z\d]{2}\d){1,2})"
+    r"(?:[-.]\d+)?"
+)
+# The residues of its protein that a row of an alignment has, after its name.
+RANGE = re.compile(r"/\d+-\d+$")
 _RESIDUES = RESIDUES.encode()
 _WHITESPACE = b" \t\n\v\f\r\x1c\x1d\x1e\x1f"
 _GAPS = b"-.~"
@@ -139,6 +148,17 @@ def accession(identifier: str) -> str:
     """
     match = _DATABASE.match(identifier)
     return match[1] if match else identifier
+
+
+def entry_of(identifier: str) -> str:
+    """Returns the UniProt entry in an identifier, or the identifier, without the range of a row.
+
+    >>> entry_of("P12345-2"), entry_of("P12345.3/1-9"), entry_of("UniRef50_P12345"), entry_of("x-2")
+    ('P12345', 'P12345', 'P12345', 'x-2')
+    """
+    name = accession(RANGE.sub("", identifier))
+    match = _ENTRY.fullmatch(name)
+    return match[1] if match else name
 
 
 class Names:

@@ -136,7 +136,12 @@ def write_cluster_index(directory: Path, split: str, shards: Sequence[ShardEntry
     24 bytes of memory for each sequence of the split, and 24 for each cluster.
     """
     file = f"{split}/clusters.h5"
-    hashes = np.concatenate([_clusters_of(directory / one.file, one) for one in shards])
+    hashes = np.concatenate(
+        [
+            map_shard(path, one, find_arrays(path, one)).cluster_hashes(slice(None))
+            for path, one in ((directory / one.file, one) for one in shards)
+        ]
+    )
     order = np.argsort(hashes, kind="stable")
     hashes = hashes[order]
     starts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))
@@ -147,10 +152,6 @@ def write_cluster_index(directory: Path, split: str, shards: Sequence[ShardEntry
     except OSError as error:
         raise explain_os_error(error, directory / file) from error
     return IndexEntry(file, len(starts), size, sha256)
-
-
-def _clusters_of(path: Path, shard: ShardEntry) -> np.ndarray:
-    return map_shard(path, shard, find_arrays(path, shard)).cluster_hashes(slice(None))
 
 
 def _write(

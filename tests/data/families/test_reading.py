@@ -80,6 +80,11 @@ READ = {
         {"a": (ROW, None, None), "b": (UNGAPPED, None, None)},
         r"unaligned sequences .2., not compared with the query: 2 relatives .weights: uniform",
     ),
+    "one of them": (
+        f">a{SUFFIX}\n{ROW}\n>b\n{UNGAPPED}\n",
+        {"a": (ROW, 0.312, None), "b": (UNGAPPED, None, None)},
+        "2 relatives",
+    ),
     "unaligned with identities": (
         f">a{SUFFIX}\n{ROW}\n",
         {"a": (ROW, 0.312, None)},
@@ -184,7 +189,13 @@ OPTIONS = {
     "identities": (
         UNALIGNED,
         {"max_identity": 0.9},
-        "identities to the query are unknown",
+        "identities to the query are not known",
+        {"min_identity": None, "max_identity": None},
+    ),
+    "an identity": (
+        f">a{SUFFIX}\n{ROW}\n>b\n{UNGAPPED}\n",
+        {"max_identity": 0.9},
+        "not known without an alignment, a table or headers that have them of all relatives",
         {"min_identity": None, "max_identity": None},
     ),
     "none is left": (
@@ -245,8 +256,9 @@ def test_filters_count_what_they_leave_out(read, rows, options, reason) -> None:
     assert len(family.relatives) == len(family.weights) == len(rows) - bool(reason)
 
 
-def test_the_query_is_known_by_its_name_and_by_what_is_known_of_it(read) -> None:
-    text = f">sp|Q1|X\n{UNGAPPED}\n>b\n{QUERY}\n>c\nMG{QUERY}\n>d\n{ROW}\n"
+@pytest.mark.parametrize("own", ["sp|Q1|X", "Q1/2-9"])
+def test_the_query_is_known_by_its_name_and_by_what_is_known_of_it(read, own: str) -> None:
+    text = f">{own}\n{UNGAPPED}\n>b\n{QUERY}\n>c\nMG{QUERY}\n>d\n{ROW}\n"
     family = read(text, QUERY[:5] + "X" + QUERY[6:])
     assert [one.name for one in family.relatives] == ["d"]
     kinds = {"with the name of the query": 1, "inside the query": 1, "around the query": 1}
