@@ -94,7 +94,7 @@ def leaks(query: np.ndarray, others: Sequence[np.ndarray]) -> list[str]:
 
     It does so if it equals the query, contains it, is contained in it, or shares 80 % or more of
     the distinct 6-mers of the shorter one: what is more than 98 % identical over more than 95 % of
-    the shorter one, and some that are less, from about 96 % on.
+    the shorter one, unless most of that is repeats, and some that are less, from about 96 % on.
     """
     of_query, numbers, ends = _distinct_kmers(query), *_joined_kmers(others)
     owners = np.searchsorted(ends, np.arange(len(numbers)), side="right")
