@@ -354,7 +354,7 @@ def test_the_bounds_of_families_are_those_of_their_proteins(reader):
     ("fraction", "starts"), [(0.1, [20, 29, 0, 20, 0]), (1.0, [0] * 5)], ids=["some", "all"]
 )
 def test_aligned_positions_are_those_of_the_first_protein(make_data_set, fraction, starts):
-    """A stranger and another family begin at 0; what is hidden is told by no position."""
+    """A stranger and another family begin at 0; hidden residues do not count."""
     rng = np.random.default_rng(0)
     text = "".join(rng.choice([*STANDARD], 40))
     others = ["".join(rng.choice([*STANDARD], 30)) for _ in range(2)]
