@@ -40,7 +40,7 @@ ARMS = {
     "hybrid, aligned ±8, aligned positions": (*WINDOW, SHIFTED),
     "softmax, aligned positions, long rows": ("attention=softmax", SHIFTED, LONG_ROWS),
     "hybrid, aligned ±8, aligned positions, long rows": (*WINDOW, SHIFTED, LONG_ROWS),
-    "hybrid, aligned ±8, aligned positions, causal": (*WINDOW, SHIFTED, "objective=causal"),
+    "hybrid, aligned ±8, causal": (*WINDOW, "objective=causal"),
     "hybrid, aligned ±8, no convolution": (*WINDOW, "model.convolution=null"),
     "hybrid, aligned ±8, 30 % alone": (*WINDOW, "data.relatives_alone=0.3"),
     "hybrid, aligned ±8, none in use": (*WINDOW, "data.relatives_last=0"),
