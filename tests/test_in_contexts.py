@@ -203,7 +203,7 @@ def test_what_is_impossible_with_relatives_is_refused(relatives) -> None:
     batches = [model.tokenize([QUERY] * number) for number in (1, 2)]
     for refused, told in (
         (lambda: model.relatives(ROWS, filters=two), "filters have no contexts, tokens or seed"),
-        (lambda: seeing().embed([QUERY], relatives=drawn), "of another model; write model.relativ"),
+        (lambda: seeing().embed([QUERY], relatives=drawn), "another model; write model.relatives"),
         (lambda: model.attention_maps(batches[1], relatives=drawn), "one protein; the batch has 2"),
         (lambda: model.predict_masked([masked], relatives=drawn), "s(source, query=SEQUENCE)"),
         (lambda: drawn.first("", QUERY)(batches[0], gradients=True), "gradients do not reach the"),
