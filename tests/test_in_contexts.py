@@ -126,15 +126,11 @@ def test_vectors_and_contacts_are_means_over_contexts(relatives) -> None:
     inner = maps[1][0] / maps[1][0].sum(-1, keepdim=True)
     own = head_features(each[0], QUERY)[:2]
     np.testing.assert_allclose(own, features(inner[:, 1:-1, 1:-1].numpy()), atol=1e-6)
-    with pytest.raises(UserError, match="maps with relatives are of one protein; the batch has 2"):
-        model.attention_maps(model.tokenize([QUERY, QUERY]), relatives=drawn)
 
 
 def test_masked_residues_have_the_mean_of_log_probabilities() -> None:
     """Of a query that is given, since masked residues do not show which relative it is."""
     model = seeing()
-    with pytest.raises(UserError, match=r"write model\.relatives\(source, query=SEQUENCE\)"):
-        model.predict_masked([f"M<mask>{QUERY[2:]}"], relatives=model.relatives(ROWS))
     drawn = model.relatives(ROWS, ("P1", QUERY), contexts=2, tokens=50)
     (found,) = model.predict_masked([f"M<mask>{QUERY[2:]}", QUERY + "<mask>"][:1], relatives=drawn)
     models = [Model.of(one) for one in drawn.models("P1", QUERY)]
@@ -194,17 +190,32 @@ def test_a_model_trained_alone_refuses_relatives_unless_forced(objective) -> Non
     none = FamilyOptions(allow_none=True, min_residues=50)
     empty = model.relatives(ROWS, filters=none, force=True)
     np.testing.assert_allclose(model.perplexity([QUERY], relatives=empty), alone, rtol=1e-12)
-    with pytest.raises(UserError, match="filters have no contexts, tokens or seed"):
-        model.relatives(ROWS, filters=FamilyOptions(contexts=2), force=True)
-    with pytest.raises(UserError, match=re.escape("of another model; write model.relatives")):
-        seeing().embed([QUERY], relatives=forced)
-    told = "attention=nystromformer cannot see relatives; choose one of: hedgehog, hybrid, "
-    for made in (
-        lambda: seeing(None, "nystromformer").relatives(ROWS, force=True),
-        lambda: network_of("attention=nystromformer", relatives="full"),
+
+
+CANNOT = "attention=nystromformer cannot see relatives; choose one of: hedgehog, hybrid, "
+
+
+@pytest.mark.parametrize("relatives", ["full", "ordered"])
+def test_what_is_impossible_with_relatives_is_refused(relatives) -> None:
+    model, two = seeing(relatives), FamilyOptions(contexts=2)
+    drawn, masked = model.relatives(ROWS), f"M<mask>{QUERY[2:]}"
+    learned = seeing(relatives, "softmax", max_length=23)
+    batches = [model.tokenize([QUERY] * number) for number in (1, 2)]
+    for refused, told in (
+        (lambda: model.relatives(ROWS, filters=two), "filters have no contexts, tokens or seed"),
+        (lambda: seeing().embed([QUERY], relatives=drawn), "another model; write model.relatives"),
+        (lambda: model.attention_maps(batches[1], relatives=drawn), "one protein; the batch has 2"),
+        (lambda: model.predict_masked([masked], relatives=drawn), "s(source, query=SEQUENCE)"),
+        (lambda: drawn.first("", QUERY)(batches[0], gradients=True), "gradients do not reach the"),
+        (
+            lambda: learned.relatives(ROWS).first("", QUERY),
+            "a query of 22 residues cannot follow relatives: this model reads 21 at a time; cut it",
+        ),
+        (lambda: seeing(None, "nystromformer").relatives(ROWS, force=True), CANNOT),
+        (lambda: network_of("attention=nystromformer", relatives=relatives), CANNOT),
     ):
-        with pytest.raises(UserError, match=told):
-            made()
+        with pytest.raises(UserError, match=re.escape(told)):
+            refused()
 
 
 def test_a_new_member_follows_the_first_context() -> None:

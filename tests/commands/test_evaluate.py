@@ -15,7 +15,7 @@ from protlm.config.composition import compose
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import MANIFEST, MANIFEST_SHA256
 from protlm.data.vocabulary import VOCABULARY
-from protlm.system.errors import OutputError, UserError
+from protlm.system.errors import InputDataError, OutputError, UserError
 from tests.fixtures.commands import read_table
 from tests.fixtures.runs import Train
 
@@ -126,18 +126,23 @@ def test_a_report_has_what_is_printed_its_data_and_its_settings(
     assert provenance(compose(EvaluateConfig, asked))["data"] is None
 
 
+def write_families(data: Path, folder: Path, kind: str) -> dict[str, str]:
+    """Writes two relatives of each test protein; returns the residues of these by name."""
+    reader = open_split(data, "test")
+    found = {reader.identifier(n): VOCABULARY.decode(reader[n]) for n in range(len(reader))}
+    folder.mkdir()
+    for name, text in found.items():
+        rows = [text, text.replace("L", "V"), text.replace("A", "G")]
+        (folder / f"{name}.{kind}").write_text("".join(f">{x[:9]}\n{x}\n" for x in rows))
+    return found
+
+
 def test_sequences_are_evaluated_in_contexts_of_their_relatives(
     causal_run: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     """Each alone in its contexts, as `score` reads a wild type."""
-    reader = open_split(tiny_data, "test")
-    names = [reader.identifier(number) for number in range(len(reader))]
-    texts = [VOCABULARY.decode(reader[number]) for number in range(len(reader))]
     families = tmp_path / "families"
-    families.mkdir()
-    for name, text in zip(names, texts, strict=True):
-        rows = [text, text.replace("L", "V"), text.replace("A", "G")]
-        (families / f"{name}.a3m").write_text("".join(f">{x[:9]}\n{x}\n" for x in rows))
+    queries = write_families(tiny_data, families, "a3m")
     given = [f"relatives={families}", "contexts=2", "relatives_tokens=2000", "force_relatives=true"]
     output = [f"output={tmp_path / 'o.json'}"]
     sums = [f"evaluation.causal.per_sequence={tmp_path / 'sums.tsv'}"]
@@ -145,13 +150,12 @@ def test_sequences_are_evaluated_in_contexts_of_their_relatives(
     model = protlm.load(causal_run)
     relatives = model.relatives(families, contexts=2, tokens=2_000, force=True)
     rows = read_table(tmp_path / "sums.test.tsv")
-    assert len(rows) == len(names)
-    for row, name, text in zip(rows, names, texts, strict=True):
-        perplexity = model.perplexity([(name, text)], relatives=relatives)[0]
+    for row, query in zip(rows, queries.items(), strict=True):
+        perplexity = model.perplexity([query], relatives=relatives)[0]
         found = np.exp(float(row["nats"]) / float(row["targets"]))
         assert found == pytest.approx(perplexity, rel=1e-4)
     lines = (tmp_path / "o.json.relatives.jsonl").read_text().splitlines()
-    assert [json.loads(line)["query"] for line in lines] == names
+    assert [json.loads(line)["query"] for line in lines] == [*queries]
     with pytest.raises(
         UserError, match=r"trained without.*nevertheless; type force_relatives=true"
     ):
@@ -160,9 +164,9 @@ def test_sequences_are_evaluated_in_contexts_of_their_relatives(
     for refused in (["evaluation=[heads]"], rows):
         with pytest.raises(UserError, match="relatives="):
             run(causal_run, tiny_data, *given, *refused)
-    (families / f"{names[0]}.a3m").unlink()
+    (families / f"{next(iter(queries))}.a3m").unlink()
     with pytest.raises(
-        UserError, match=f"for 1 of {len(names)} queries, the first of them.*allow_none=true"
+        UserError, match=f"for 1 of {len(queries)} queries, the first of them.*allow_none=true"
     ):
         run(causal_run, tiny_data, *given)
 
@@ -171,15 +175,8 @@ def test_what_relatives_are_worth_is_printed_and_drawn(
     tiny_run: Path, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run that was trained without relatives is measured beside itself."""
-    reader = open_split(tiny_data, "test")
-    folder = tmp_path / "families"
-    folder.mkdir()
-    for number in range(len(reader)):
-        text = VOCABULARY.decode(reader[number])
-        others = text.replace("L", "V"), text.replace("A", "G")
-        lines = [f">{name}\n{one}\n" for name, one in zip("ab", others, strict=True)]
-        (folder / f"{reader.identifier(number)}.fasta").write_text("".join(lines))
-    name = "evaluation.relatives"
+    folder, name = tmp_path / "families", "evaluation.relatives"
+    queries = write_families(tiny_data, folder, "fasta")
     given = ["evaluation=[relatives]", f"relatives={folder}", "force_relatives=true"]
     given += [f"{name}.numbers=[1]", f"{name}.max_identity=1.0", f"{name}.controls=false"]
     table, output = tmp_path / "queries.tsv", tmp_path / "o.json"
@@ -189,7 +186,7 @@ def test_what_relatives_are_worth_is_printed_and_drawn(
     more = [f"{name}.twin={table}", f"{name}.figure={figure}", f"output={output}"]
     found = run(tiny_run, tiny_data, *given, *more)["test"]["relatives"]
     printed = capsys.readouterr().out
-    assert found["queries"] == len(reader) and "not None" not in printed
+    assert found["queries"] == len(queries) and "not None" not in printed
     difference = found["differences"]["model - twin"]
     assert difference["mean"] == pytest.approx(found["differences"]["model - alone"]["mean"])
     assert f"test: model - twin: {difference['mean']:+.3f} (" in printed
@@ -202,4 +199,8 @@ def test_what_relatives_are_worth_is_printed_and_drawn(
     assert json.loads(output.read_text())["results"]["test"]["relatives"] == json.loads(
         json.dumps(found)
     )
-    assert not (tmp_path / "o.json.relatives.jsonl").exists()
+    # Of a second split there are no relatives: what was written of the first one goes.
+    given += ["split=[test,valid]", "allow_none=true", f"{name}.per_query={tmp_path / 'none.tsv'}"]
+    with pytest.raises(InputDataError, match="fewer than 1 relatives"):
+        run(tiny_run, tiny_data, *given)
+    assert not [*tmp_path.glob("none.*"), *tmp_path.glob("*.jsonl")]

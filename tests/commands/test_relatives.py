@@ -84,9 +84,13 @@ def test_scores_in_contexts(run: Protlm, model: Model) -> None:
         assert one["residues"] == [relative.residues for relative in own.relatives]
     run("score", "x.fasta", "--scan", "-m", "run", "-o", "scan.csv")
     assert float(read_table("scan.csv")[1]["R"]) == pytest.approx(expected[0], abs=1e-6)
-    masked = ["--estimator", "masked-marginals"]
-    told = run("score", "v.csv", "--wild-type", "x.fasta", "-m", "run", "-o", "m.csv", *masked)
+    masked = ["--wild-type", "x.fasta", "--estimator", "masked-marginals"]
+    Path("w.csv").write_text("mutant\nK2R\n")
+    told = run("score", "v.csv", "w.csv", "-m", "run", "-o", "two", *masked)
     assert f"each of 2 predictions reads all contexts ({len(line['contexts'])})" in told
+    # Beside each table, what was drawn for it.
+    assert [drawn(f"two/{name}.csv") for name in "vw"] == [[line]] * 2
+    assert not Path(f"two{DRAWN}").exists()
     # Of a reference, the name of an assay is that of its query.
     Path("r.csv").write_text(f"DMS_id,target_seq\nv,{QUERY}\n")
     told = run(
@@ -112,9 +116,11 @@ def test_maps_contacts_and_pages_in_contexts(run: Protlm, model: Model) -> None:
     run("inspect", "x.fasta", "-m", "run", "-o", "page.html")
     # Contacts are means over contexts; a page reads the first alone.
     assert drawn("page.html")[0]["contexts"] == drawn("c.h5")[0]["contexts"][:1]
-    assert "one context alone is read here; leave --contexts out" in run(
-        *("inspect", "x.fasta", "-m", "run", "-o", "p.html", "--contexts", "2"), code=2
-    )
+    for name, output in (("inspect", "p.html"), ("attention", "p.h5")):
+        words = name, "x.fasta", "-m", "run", "-o", output, "--contexts"
+        assert "one context alone is read here; leave --contexts out" in run(*words, "2", code=2)
+        run(*words, "1")
+        assert drawn(output) == drawn("page.html")
     assert [line["query"] for line in drawn("a.h5")] == [f"P{n}" for n in range(1, 13)]
 
 

@@ -434,12 +434,19 @@ def test_tables_are_searched_by_accession() -> None:
     three = [Example("A", "MKTA", "1"), Example("B", "MKTA", "1"), Example("C", "MKTC", "1")]
     assert cluster_names(with_clusters(three, {"B": "c", "C": "c"})) == ["c", "c", "c"]
     assert cluster_names(with_clusters(three, {"C": "c"})) == ["only A", "only A", "c"]
-    with pytest.raises(InputDataError, match=r"none of the 2 proteins.*identifiers like P1"):
-        with_clusters(examples, {"Q1": "c"})
-    with pytest.raises(InputDataError, match="neither splits nor clusters"):
-        split_of(examples, seed=0)
-    with pytest.raises(InputDataError, match="no protein is in the split test"):
-        split_of([Example("A", "MKTA", "1", "train")], seed=0)
+    for refused, match in (
+        (
+            lambda: with_clusters(examples, {"Q1": "c"}),
+            r"none of the 2 proteins.*identifiers like P1",
+        ),
+        (lambda: split_of(examples, seed=0), "neither splits nor clusters"),
+        (
+            lambda: split_of([Example("A", "MKTA", "1", "train")], seed=0),
+            "no protein is in the split test",
+        ),
+    ):
+        with pytest.raises(InputDataError, match=match):
+            refused()
 
 
 def test_leaks_are_counted_and_said() -> None:

@@ -267,17 +267,19 @@ def test_a_query_is_known_without_its_targets() -> None:
     assert low.bin == one.bin == "50 to 70 %" and len(low.order) == 2 and not left_out
 
 
-def test_queries_that_are_left_out_are_counted() -> None:
+def test_queries_and_relatives_that_are_left_out_are_counted() -> None:
     rng = np.random.default_rng(2)
     texts = ["".join(rng.choice([*STANDARD], 40)) for _ in range(4)]
-    family, places = read_family(texts[1:], texts[0]), np.array([3])
+    near = texts[0][:20] + "A" + texts[0][21:]
+    family, places = read_family([near, *texts[1:]], texts[0]), np.array([3])
     given = [(family, "F", places), (family, "F", places), (family, "G", places[:0])]
-    left_out = Counter[str]()
-    limits = {"per_family": 1, "max_identity": 0.9, "seed": 0, "left_out": left_out}
-    assert len([*chosen(given, fewest=3, **limits)]) == 1
-    assert left_out == {"more than 1 of a family": 1, "nothing masked": 1}
+    left_out, told = Counter[str](), "relatives nearly identical to their query (80 % of 6-mers)"
+    limits = {"per_family": 1, "max_identity": 0.99, "seed": 0, "left_out": left_out}
+    (found,) = chosen(given, fewest=3, **limits)
+    assert near not in {one.residues for one in found.order} and found.highest < 0.5
+    assert left_out == {"more than 1 of a family": 1, "nothing masked": 1, told: 1}
     assert [*chosen(given[:1], fewest=4, **limits)] == []
-    assert left_out["fewer than 4 relatives below 90% identity"] == 1
+    assert left_out["fewer than 4 relatives below 99% identity"] == 1 and left_out[told] == 2
 
 
 def test_alignments_are_global_with_free_ends() -> None:

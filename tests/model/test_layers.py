@@ -369,14 +369,11 @@ def test_exact_heads_of_a_hybrid_can_look_at_one_key_and_the_others_keep_their_n
     assert is_bounded == isinstance(layer.query_norm.linear, BoundedNorm) == (linear != "rfa")
 
 
-def by_pairs(x_BHLK: Tensor, start: int) -> Tensor:
+def by_pairs(x_BHLK: Tensor, position_L: Tensor, base: float = 10_000.0) -> Tensor:
     """Each pair (i, i + K/2) as a complex number, times exp(i·position·frequency)."""
     half = x_BHLK.shape[-1] // 2
-    frequency = torch.tensor([10_000.0 ** (-i / half) for i in range(half)], dtype=torch.float64)
-    position = torch.arange(start, start + x_BHLK.shape[2], dtype=torch.float64)
-    angles = position[:, None] * frequency
-    turn = torch.polar(torch.ones_like(angles), angles)
-    turned = torch.complex(x_BHLK[..., :half], x_BHLK[..., half:]) * turn
+    angle_LK = position_L.double()[:, None] * base ** (-torch.arange(half).double() / half)
+    turned = torch.complex(*x_BHLK.split(half, dim=-1)) * torch.exp(1j * angle_LK)
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
@@ -386,9 +383,9 @@ def test_rotation_and_its_gradient_are_those_of_the_formula(start):
     # The layout of the model: heads come out of one product, so that positions are not adjacent.
     x_BLHK = torch.randn(2, 5, 3, 8, dtype=torch.float64, generator=generator)
     weights = torch.randn(2, 3, 5, 8, dtype=torch.float64, generator=generator)
-    angles = Rotary(head_dim=8).angles(torch.arange(start, start + 5))
-    results = []
-    for turn in (lambda x: rotate(x, *angles), lambda x: by_pairs(x, start)):
+    position_L, results = torch.arange(start, start + 5), []
+    angles = Rotary(head_dim=8).angles(position_L)
+    for turn in (lambda x: rotate(x, *angles), lambda x: by_pairs(x, position_L)):
         leaf = x_BLHK.clone().requires_grad_()
         out = turn(leaf.transpose(1, 2))
         (gradient,) = torch.autograd.grad((out * weights).sum(), leaf)

@@ -1,15 +1,18 @@
 """Models whose layers have mechanisms in turn, `attention=alternating`, by layer and as a whole."""
 
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.attention import mechanism
 from protlm.attention.layers import attention_label, meaning, option_differences
+from protlm.bounds import Bounds
 from protlm.build import describe
 from protlm.checkpoints.format import Checkpoint, export
 from protlm.config import Objective, TrainConfig
@@ -21,6 +24,7 @@ from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError, UserError
 from tests.attention.cases import Given, find_case
 from tests.model.test_decoding import parallel, stepped_in_turns
+from tests.model.test_layers import by_pairs
 from tests.model.test_transformer import EXTRAS, logits, trained
 from tests.small_models import network_of, random_tokens
 
@@ -49,16 +53,13 @@ def checkpoint(*settings: str) -> Checkpoint:
     return Checkpoint(Path("x"), describe(config), weights)
 
 
-def rotated(x_BHLK: Tensor) -> Tensor:
-    """RoFormer, arXiv 2104.09864, with the halves of a head as pairs."""
-    half = x_BHLK.shape[-1] // 2
-    angle_LK = torch.arange(x_BHLK.shape[2]).double()[:, None] * 1e4 ** (-torch.arange(half) / half)
-    z_BHLK = torch.complex(*x_BHLK.split(half, dim=-1)) * torch.exp(1j * angle_LK)
-    return torch.cat([z_BHLK.real, z_BHLK.imag], dim=-1)
+def by_hand(
+    model: Any, pattern: Any, tokens_BL: Tensor, causal: bool, position_L: Tensor, base: float
+) -> Tensor:
+    """The logits by the formulas of the papers, in O(L²) and one layer after the other.
 
-
-def by_hand(model: Any, pattern: Any, tokens_BL: Tensor, causal: bool) -> Tensor:
-    """The logits by the formulas of the papers, in O(L²) and one layer after the other."""
+    Each second layer has a rotary base.
+    """
 
     def normed(x: Tensor) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
@@ -74,7 +75,8 @@ def by_hand(model: Any, pattern: Any, tokens_BL: Tensor, causal: bool) -> Tensor
             for part in ("query", "key", "value")
         )
         case = find_case(name, **{"window": window} if name == changed else {})
-        given = Given(rotated(q), rotated(k), v, h, mask_BL, causal, case.options, {})
+        q, k = (by_pairs(one, position_L, base if n % 2 else 1e4) for one in (q, k))
+        given = Given(q, k, v, h, mask_BL, causal, case.options, {})
         mixed_BLHC = case.reference.of(given).transpose(1, 2)
         x = x + mixed_BLHC.flatten(2) @ at["attention.output.weight"].T
         h = normed(x) * at["feedforward_norm.weight"]
@@ -84,15 +86,34 @@ def by_hand(model: Any, pattern: Any, tokens_BL: Tensor, causal: bool) -> Tensor
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize(("every", "base"), [(0, 1e4), (2, 50.0)], ids=["one base", "two bases"])
 @PATTERNS
-def test_a_model_is_the_formulas_of_its_layers_in_turn(pattern, causal):
-    model = alternating(*typed(*pattern))
+def test_a_model_is_the_formulas_of_its_layers_in_turn(pattern, every, base, causal):
+    """All heads of a layer have its rotary base."""
+    model = alternating(*typed(*pattern), global_every=every, global_base=base)
     tokens_BL, _ = random_tokens(31)
     tokens_BL[1, 19:] = 1
-    expected = by_hand(model, pattern, tokens_BL, causal)[tokens_BL != 1]
+    given = pattern, tokens_BL, causal, torch.arange(31), base
+    expected = by_hand(model, *given)[tokens_BL != 1]
     found = logits(model, tokens_BL, tokens_BL != 1, causal=causal)[tokens_BL != 1]
     # Tables of angles are in float32.
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_family_is_the_formulas_at_the_columns_of_its_proteins():
+    """Which repeat and jump; also in windows, which see the protein alone."""
+    model = alternating(*typed(*CONTROL), relatives="full", relatives_positions="aligned")
+    # Tokens and columns of three proteins.
+    lengths, generator = [11, 9, 13], torch.Generator().manual_seed(0)
+    columns = torch.randint(20, (33,), generator=generator).split(lengths)
+    both_2L = torch.stack([random_tokens(33)[0][0], torch.cat([x.sort().values for x in columns])])
+    spans = [*pairwise(accumulate(lengths, initial=0))]
+    bounds = Bounds.of(spans, (1, 33), longest=13, families=[3], aligned=both_2L[1].numpy())
+    # Padding keeps windows from other proteins.
+    apart_2L = torch.cat([F.pad(x, (0, 5), value=1) for x in both_2L.split(lengths, dim=1)], dim=1)
+    expected = by_hand(model, CONTROL, apart_2L[:1], False, apart_2L[1], 1e4)
+    found = model(both_2L[:1], both_2L[:1] > 0, causal=False, bounds=bounds).logits_BLV[0]
+    torch.testing.assert_close(found, expected[apart_2L[:1] != 1], rtol=1e-5, atol=1e-5)
 
 
 @PATTERNS

@@ -88,7 +88,7 @@ def test_a_packed_protein_is_as_it_is_alone(settings, positions, causal):
     [
         ("hybrid", {}, True),
         ("softmax", {}, False),
-        ("performer_relu", {"relatives": "full"}, True),
+        ("performer_relu", {"relatives": "full", "relatives_numbers": 64}, True),
         ("performer_relu", {"relatives": "ordered"}, False),
         ("softmax", {"relatives": "ordered"}, False),
         (ALIGNED, {"relatives": "full", "relatives_sum": "apart"}, False),

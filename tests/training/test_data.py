@@ -189,6 +189,9 @@ ALONE, LAST = "data.relatives_alone", "data.relatives_last"
         (["data.max_length=3"], r"no protein of the first [\d,]+ documents fits into .*=3; type"),
         (["data.relatives_from=valid"], r"is the validation split itself; type another one"),
         (["data.relatives_from=other"], r"has no split 'other'; it has: test, train, valid"),
+        (["model.relatives_numbers=2"], r"_numbers=2 must be at least data\.relatives=3, or 0"),
+        (["objective=causal", "model.relatives=full"], r"predicts; type model\.relatives=ordered "),
+        (["objective=causal", "model.relatives_positions=aligned"], r"_positions=restart$"),
         (["data.dir={tiny_data}"], r"{tiny_data} was prepared without clusters"),
         (["data.valid_dir={tiny_data}"], r"{tiny_data} was prepared without clusters"),
     ],
@@ -204,10 +207,11 @@ def test_relatives_that_a_run_cannot_have_are_refused(tiny_clusters, tiny_data, 
         next(iter(build(tiny_clusters, *RELATIVES, *settings).train_dataloader()))
 
 
-def test_a_window_over_relatives_needs_rows_of_them(tiny_data):
+@pytest.mark.parametrize("settings", ["hybrid attention", "alternating +attention.options.window"])
+def test_a_window_over_relatives_needs_rows_of_them(tiny_data, settings):
     told = r"relatives_window has no effect.*=relatives, or attention\.relatives_window=null$"
     with pytest.raises(UserError, match=told):
-        build(tiny_data, "attention=hybrid", "attention.relatives_window=4")
+        build(tiny_data, *f"attention={settings}.relatives_window=4".split())
 
 
 def test_settings_of_relatives_become_rules(tiny_clusters):
