@@ -50,6 +50,11 @@ class NetworkInContext(ProteinLM):
         self._states: dict[tuple[object, ...], FamilyState | None] = {}
 
     @property
+    def max_length(self) -> None:
+        """No limit to cut queries at, since the columns of relatives are those of whole queries."""
+        return None
+
+    @property
     def num_before(self) -> int:
         """The number of tokens of the context."""
         return sum(len(one.residues) + self.vocabulary.num_around for one in self._family)

@@ -28,7 +28,7 @@ from protlm.model.contexts import NetworkInContext, Relative
 from protlm.model.pretrained import PretrainedModel, begun
 from protlm.model.transformer import build_network
 from protlm.options.relatives import FamilyOptions, RelativesOptions
-from protlm.system.errors import InputDataError, UserError
+from protlm.system.errors import UserError
 from protlm.system.paths import all_or_none, beside, complete_file
 from protlm.system.terminal import printable
 
@@ -161,11 +161,6 @@ class InContexts:
     def _models(
         self, name: str, residues: str, tokens_per_batch: int = TOKENS_PER_BATCH
     ) -> list[PretrainedModel]:
-        if len(residues) > (self.model.max_residues or len(residues)):
-            raise InputDataError(
-                f"a query of {len(residues):,} residues cannot follow relatives: this model reads "
-                f"{self.model.max_residues:,} at a time; cut it into domains, each with its own"
-            )
         return [
             self.after(one.relatives, residues, tokens_per_batch)
             for one in self.draws(name, residues)

@@ -371,13 +371,11 @@ class ProteinLM(nn.Module):
         bounds = context.bounds
         if context.view is None or bounds is None or bounds.families is None:
             return table[before]
-        # Numbers of training are checked with its settings, outside of a compiled graph.
         if not torch.compiler.is_compiling():
             last = max(one.stop - one.start for one in bounds.members) + before
             if last > len(table):
                 raise UserError(
-                    f"{last:,} proteins exceed the {len(table)} that this model has numbers for; "
-                    "give fewer relatives"
+                    f"{last:,} proteins exceed the {len(table)} numbers of this model; give fewer"
                 )
         segment_L, families = bounds.segment_L, bounds.families
         first_L = segment_L[families.cu_seqlens.long()[families.segment_L]]
@@ -465,10 +463,8 @@ def _check_relatives(attention: dict[str, Any], num_layers: int) -> None:
         return issubclass(kind, SeesRelatives)
 
     if found := unable(attention, num_layers, is_able):
-        able = [name for name in names() if is_able(mechanism(name))]
-        raise UserError(
-            f"{found} cannot see relatives; choose one of: {one_of(able)}, or {ALTERNATING} of them"
-        )
+        able = [name for name in names() if is_able(mechanism(name))] + [ALTERNATING]
+        raise UserError(f"{found} cannot see relatives; choose one of: {one_of(able)}")
 
 
 def build_network(
