@@ -83,13 +83,13 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
             **provenance(config),
             "results": _results(model, evaluations, data),
         }
+        for label, made in evaluations.items():
+            for split, results in report["results"].items():
+                if made.figure is not None:
+                    save_figure(relatives_curve(results[label]), of_split(made.figure, split))
         if output is not None:
             with drawn_beside(contexts if draws else None, output, queries):
                 write_json(output, report)
-    for label, made in evaluations.items():
-        for split, results in report["results"].items():
-            if made.figure is not None:
-                save_figure(relatives_curve(results[label]), of_split(made.figure, split))
     _print(evaluations, report["results"])
     return report
 
