@@ -153,7 +153,7 @@ def test_e1_sees_relatives_as_its_paper_says(tmp_path, in_double):
             query = within(tokens_1L[:, start:end], mask_1L[:, start:end], causal=False)
         assert_close(query.logits_BLV[0], found[start:end])
     too_many = NetworkInContext(network, [context[0]] * 4, tokens_per_batch=100)
-    with pytest.raises(UserError, match="5 proteins exceed the 4"):
+    with torch.no_grad(), pytest.raises(UserError, match="5 proteins exceed the 4"):
         too_many(tokens_1L[:, start:end], mask_1L[:, start:end], causal=False)
 
 
