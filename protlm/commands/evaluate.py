@@ -76,12 +76,11 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     )
     data = [replace(one, contexts=contexts) for one in data]
     with all_or_none() as written:
-        written.extend(outputs)
         report = {
             "checkpoint": given or path.name,
             "model_hash": model.hash,
             **provenance(config),
-            "results": _results(model, evaluations, data),
+            "results": _results(model, evaluations, data, written),
         }
         for label, made in evaluations.items():
             for split, results in report["results"].items():
@@ -96,12 +95,11 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
 
 def provenance(config: EvaluateConfig) -> dict[str, Any]:
     """Returns what decides results beside the model: data, settings and version."""
-    settings = to_plain(config)
-    del settings["checkpoint"], settings["output"]
+    places = "checkpoint", "output"
     manifest = Path(config.data.dir or "") / MANIFEST
     return {
         "data": sha256_of(manifest) if config.data.dir and manifest.is_file() else None,
-        "settings": settings,
+        "settings": {key: x for key, x in to_plain(config).items() if key not in places},
         "version": __version__,
     }
 
@@ -133,15 +131,18 @@ def _data(config: EvaluateConfig, split: str) -> EvaluationData:
 
 
 def _results(
-    model: PretrainedModel, evaluations: dict[str, Evaluation], data: Sequence[EvaluationData]
+    model: PretrainedModel,
+    evaluations: dict[str, Evaluation],
+    data: Sequence[EvaluationData],
+    written: list[Path],
 ) -> dict[str, Any]:
-    results: dict[str, Any] = {
-        one.name: {label: e.run(model, one) for label, e in evaluations.items() if e.needs_data}
-        for one in data
-    }
-    once = {label: e for label, e in evaluations.items() if not e.needs_data}
-    if once:
-        results[NO_SPLIT] = {label: e.run(model, None) for label, e in once.items()}
+    """Returns what is found, and adds the files that evaluations have written."""
+    results: dict[str, Any] = {}
+    for split, label in ((one, label) for one in (*data, None) for label in evaluations):
+        made, name = evaluations[label], NO_SPLIT if split is None else split.name
+        if made.needs_data == (split is not None):
+            results.setdefault(name, {})[label] = made.run(model, split)
+            written += made.outputs_of(name)
     return results
 
 
