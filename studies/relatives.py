@@ -105,18 +105,31 @@ def table(runs: Sequence[tuple[str, int]], given: argparse.Namespace) -> str:
     """Returns the nats per masked residue of each run, in Markdown."""
     headings = ["alone", "with one", "with 16", "with 16 - alone"]
     rows = [
-        ["arm", "valid loss", *(f"{x}, {one}" for x in ("held out", "known") for one in headings)]
+        [
+            *("arm", "valid loss"),
+            *(f"{split}, {one}" for split in ("held out", "known") for one in headings),
+            "held out, with 16 - the first arm with 16",
+        ]
     ]
+    first = nats_of(folder_of(*runs[0], given), given)["model, 16"]
     for arm, seed in runs:
         folder = folder_of(arm, seed, given)
         loss = validations(folder).get(given.steps)
-        rows.append([f"{arm}, seed {seed}" if len(given.seeds) > 1 else arm])
-        rows[-1].append("" if loss is None else f"{loss:.3f}")
+        rows.append(
+            [
+                f"{arm}, seed {seed}" if len(given.seeds) > 1 else arm,
+                "" if loss is None else f"{loss:.3f}",
+            ]
+        )
         for name in SPLITS:
             found = results_of(folder, name, given)
             nats = [found["curve"][number]["model"]["nats"]["mean"] for number in ("0", "1", "16")]
             rows[-1] += [*(f"{one:.3f}" for one in nats)]
             rows[-1].append(in_words(found["differences"]["model - alone"], "+.3f"))
+        own = nats_of(folder, given)["model, 16"]
+        rows[-1].append(
+            "" if (own == first).all() else in_words(ratio_interval(own - first), "+.3f")
+        )
     return markdown(rows)
 
 
@@ -151,8 +164,7 @@ def over_seeds(arm: str, given: argparse.Namespace) -> str:
 
 def nats_of(folder: Path, given: argparse.Namespace) -> dict[str, np.ndarray]:
     """Returns the nats per target of each held-out family, by prediction."""
-    path = folder / f"{FINAL * given.final}{HELD_OUT}.{SPLITS[HELD_OUT]}.tsv"
-    rows = rows_of(path)
+    rows = rows_of(folder / f"{FINAL * given.final}{HELD_OUT}.{SPLITS[HELD_OUT]}.tsv")
     order = [*dict.fromkeys(row["family"] for row in rows)]
     families = np.array([order.index(row["family"]) for row in rows])
     targets = np.array([row["targets"] for row in rows], int)

@@ -223,6 +223,7 @@ def write_labels(path: Path) -> None:
     path.write_text("id\tsequence\tlabel\tsplit\n" + "".join(rows))
 
 
+@pytest.mark.slow
 @each_frame
 def test_labels_and_the_page(kind: str, tmp_path: Path, run: Callable[..., str]) -> None:
     model = saved(tmp_path / "m", kind)

@@ -56,6 +56,7 @@ def test_names_are_beyond_chance() -> None:
     assert common["F1"] > 0.7 and first["F1"] == 1 <= first["by chance"]
 
 
+@pytest.mark.slow
 def test_tables_without_relation_seldom_have_a_name() -> None:
     """One in 20: of 30 tables of 40 concepts at most 4, which is two deviations more."""
     rng, named, protein = np.random.default_rng(0), 0, np.repeat(np.arange(20), 10)

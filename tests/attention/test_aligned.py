@@ -239,6 +239,7 @@ def test_errors_in_bfloat16_are_those_of_its_rounding(sight):
         assert relative_error(x, y) <= error_bound(torch.bfloat16, condition, 1)
 
 
+@pytest.mark.slow
 @sights(16)
 def test_memory_grows_with_the_length_only(sight, monkeypatch):
     set_tiles(monkeypatch, 32, 64)

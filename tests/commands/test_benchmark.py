@@ -337,6 +337,7 @@ def test_several_test_sets_are_rows_of_their_own(tiny_run: Path, tmp_path: Path)
     assert rows["secondary_structure/casp12", "ProtBert"]["value"] == "0.75"
 
 
+@pytest.mark.slow
 def test_relatives_of_casp_are_not_fitted_to(tiny_run: Path, tmp_path: Path) -> None:
     """Nor are proteins of CASP itself, which has no identifiers."""
     proteins = ["".join(RNG.choice(LETTERS, 40)) for _ in range(12)]

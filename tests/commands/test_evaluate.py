@@ -137,6 +137,7 @@ def write_families(data: Path, folder: Path, kind: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_sequences_are_evaluated_in_contexts_of_their_relatives(
     causal_run: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

@@ -222,6 +222,7 @@ def change_log(run: Path) -> None:
     (log := run / "metrics.csv").write_text(log.read_text().replace(",0.", ",0.0"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

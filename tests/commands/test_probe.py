@@ -153,6 +153,7 @@ def test_folds_and_their_mean(
     )
 
 
+@pytest.mark.slow
 def test_files_of_splits_and_columns_of_classes(
     labels: Path, tiny_run: Path, tmp_path: Path, protlm_in_process: Command
 ) -> None:
@@ -176,6 +177,7 @@ def test_files_of_splits_and_columns_of_classes(
     assert "a;b" in {row["label"] for row in read_table(tmp_path / "p" / "predictions.tsv")}
 
 
+@pytest.mark.slow
 def test_numbers_of_residues_are_learned_and_predicted(
     labels: Path, tiny_run: Path, tmp_path: Path, protlm_in_process: Command
 ) -> None:

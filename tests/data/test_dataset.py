@@ -241,7 +241,7 @@ def assert_all_equal(ones: Iterable[Batch], others: Iterable[Batch]) -> None:
 
 @pytest.mark.parametrize("objective", ["masked", "causal"])
 @pytest.mark.parametrize("mode", RULES)
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_change_nothing(mixture, mode, objective, world_size):
     whole = list(load(mixture, RULES[mode], objective))
     ranks = [

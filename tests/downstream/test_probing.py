@@ -212,6 +212,7 @@ def of_population(numbers, size: int, *, resamples: int = 60) -> tuple[Metrics, 
     return found[0], found[1]
 
 
+@pytest.mark.slow
 def test_intervals_of_metrics_that_choose_on_labels_hold_the_true_value(numbers) -> None:
     """In 95 % of test sets, and within three deviations in 120; of a difference too."""
     large, covered = of_population(numbers, 20_000, resamples=0), Counter[str]()

@@ -190,6 +190,7 @@ def test_columns_are_better_than_the_nearest_relative_and_both_than_composition(
         assert curve["0"][who]["nats"]["mean"] == curve["0"]["columns"]["nats"]["mean"]
 
 
+@pytest.mark.slow
 def test_without_relatives_it_is_the_masked_evaluation(
     families: dict[str, list[str]], tmp_path: Path
 ) -> None:

@@ -217,6 +217,7 @@ def test_older_versions_of_transformers_compute_the_same(version, tmp_path):
         assert_read_again(folder, models[name])
 
 
+@pytest.mark.slow
 def test_a_config_names_the_oldest_version_of_transformers(tmp_path):
     hugging_face.export(model_with("linear"), tmp_path / "x", None)
     config = json.loads((tmp_path / "x" / "config.json").read_text())

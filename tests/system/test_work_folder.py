@@ -270,6 +270,7 @@ def interrupt_parent(path: Path, part: str, share: str) -> None:
         time.sleep(100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("folder", "part"), [("", ""), ("", "1"), ("parts/1.partial", "")])
 def test_the_locks_of_killed_processes_are_removed(out, folder, part):
     path = unfinished(out)

@@ -336,6 +336,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.slow
 @MODES
 @pytest.mark.parametrize("starts", [None, torch.tensor([0, 100, 512], dtype=torch.int32)])
 def test_a_compiled_graph_launches_the_kernels_itself(causal, starts, monkeypatch):

@@ -147,6 +147,7 @@ def test_rows_have_whole_documents_and_each_member_once(make):
         assert targets in ([True] * len(part), [False] * (len(part) - 1) + [True])
 
 
+@pytest.mark.slow
 def test_the_fractions_are_those_of_documents(make):
     families = make(
         replace(RULE, tokens=300), texts=sequences(8_000, most=20), clusters=np.arange(8_000) // 4
