@@ -208,7 +208,7 @@ def test_what_is_impossible_with_relatives_is_refused(relatives) -> None:
         (lambda: model.predict_masked([masked], relatives=drawn), "s(source, query=SEQUENCE)"),
         (lambda: drawn.first("", QUERY)(batches[0], gradients=True), "gradients do not reach the"),
         (
-            lambda: learned.relatives(ROWS).first("", QUERY)(batches[0]),
+            lambda: learned.score(QUERY, ["K2A"], relatives=learned.relatives(ROWS)),
             "24 positions exceed the 23",
         ),
         (lambda: seeing(None, "nystromformer").relatives(ROWS, force=True), CANNOT),
