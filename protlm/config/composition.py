@@ -49,11 +49,6 @@ _LARGEST = 1 << 20
 _DEEPEST = 32
 # "a.b=1 c.d=2" in one argument: a value and, after a space, another key.
 _TWO_SETTINGS = re.compile(r"[^\s=]+=[^\s'\"\[{]*\s+[\w.]+=")
-# Settings that are gone, and what replaces them.
-REMOVED = {
-    "data.curriculum": "train with a short data.max_length, then with a longer one and "
-    "model.init_from=RUN",
-}
 _EXPECTED = {
     float: "a number, e.g. 1e-3",
     int: "a whole number, e.g. 8",
@@ -165,8 +160,6 @@ def check_setting(argument: str, schema: type) -> None:
 
 def type_of(key: str, schema: type) -> Any:
     """Returns the type of a setting, and None for an option; refuses a name that is not one."""
-    if key in REMOVED:
-        raise UserError(f"{key} was removed; {REMOVED[key]}")
     here: Any = schema
     walked: list[str] = []
     for part in key.split("."):
@@ -421,7 +414,6 @@ def read_run_config(path: Path) -> dict[Any, Any]:
         settings = load_yaml(path, "the config of a run")
         if missing := [name for name in _SECTIONS if name not in settings]:
             raise ValueError(f"it has no section {missing[0]!r}")
-        drop_removed(settings)
         loaded = OmegaConf.merge(OmegaConf.structured(TrainConfig), settings)
         before = OmegaConf.to_container(loaded, enum_to_str=True)
     except InputDataError:
@@ -433,15 +425,6 @@ def read_run_config(path: Path) -> dict[Any, Any]:
         ) from error
     assert isinstance(before, dict)
     return before
-
-
-def drop_removed(settings: Any) -> None:
-    """Takes settings that are gone out of a file; raises ValueError if they have a value there."""
-    for name, instead in REMOVED.items():
-        section, _, key = name.partition(".")
-        values = settings.get(section)
-        if value := values.pop(key, None) if isinstance(values, DictConfig) else None:
-            raise ValueError(f"{name}={value} was removed; {instead}")
 
 
 def reason_of(error: Exception) -> str:

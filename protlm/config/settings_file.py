@@ -19,7 +19,6 @@ from protlm.config.choices import choices
 from protlm.config.composition import (
     GROUP,
     check_setting,
-    drop_removed,
     expected_of,
     key_of,
     load_yaml,
@@ -96,7 +95,6 @@ def _read(loaded: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the choices of groups, such as that of the mechanism, and the other settings."""
     if not isinstance(loaded, DictConfig):
         raise ValueError("it has no settings of the form name: value")
-    drop_removed(loaded)
     content = OmegaConf.to_container(loaded)
     assert isinstance(content, dict)
     values = {str(key): value for key, value in content.items()}

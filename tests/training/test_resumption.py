@@ -17,7 +17,7 @@ from protlm.checkpoints.format import Checkpoint, export
 from protlm.config import Activation, NormOrder, Positions, TrainConfig
 from protlm.config.composition import compose
 from protlm.model.transformer import build_network
-from protlm.system.errors import InputDataError, UserError
+from protlm.system.errors import UserError
 from tests.fixtures.data_sets import prepare_tiny
 from tests.fixtures.ranks import assert_same_run
 from tests.fixtures.runs import saved
@@ -104,13 +104,10 @@ def test_settings_that_are_newer_than_a_run_have_their_defaults(train):
     newer = ("token_dropout:", "decay: none")
     older = [line for line in lines if not line.strip().startswith(newer)]
     assert len(older) == len(lines) - 2
-    config.write_text("".join(older).replace("data:\n", "data:\n  curriculum: []\n"))
+    config.write_text("".join(older))
     train(run, "attention=performer_relu", "trainer.max_steps=3")
     with pytest.raises(UserError, match=r"a run with model\.token_dropout=false, not true; to"):
         train(run, "model.token_dropout=true", "trainer.max_steps=4")
-    config.write_text("".join(older).replace("data:\n", "data:\n  curriculum: [[0, 64]]\n"))
-    with pytest.raises(InputDataError, match=r"data\.curriculum=\[\[0, 64\]\] was removed; train"):
-        train(run, "trainer.max_steps=4")
 
 
 CHANGED = "model.token_dropout=false, not true; model.dropout=0.0, not 0.1; seed=0, not 7; to"
@@ -170,7 +167,6 @@ REFUSED = [
     ("data.dir=null data.mixture=[{dir:x}]", "weight"),
     ("data.dir=null data.mixture=[{dir:x,wieght:1}]", "data.mixture=[{dir:x,wieght"),
     ("data.mode=joined", "concatenated"),
-    ("data.curriculum=[[0,64]]", "data.curriculum was removed; train with a short data.max_length"),
     ("data.sampling=clusters", "must be one of: cluster, uniform"),
     ("data.sampling=cluster", "prepare it again with clusters"),
     *(
