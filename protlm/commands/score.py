@@ -392,16 +392,19 @@ def _write_json(path: Path, results: Sequence[Result], means: Averages, *, model
     assays: dict[str, dict[str, object]] = {}
     for result in results:
         assays.setdefault(result.assay, {})[result.estimator] = result.to_plain()
-    averages_of: dict[str, dict[str, object]] = {"Spearman": {}, "AUC": {}}
-    for (metric, estimator), (values, _) in means.items():
-        averages_of[metric][estimator] = values
+    averages_of = {
+        f"average_{metric.lower()}": {
+            estimator: values for (one, estimator), (values, _) in means.items() if one == metric
+        }
+        for metric in ("Spearman", "AUC")
+    }
     write_json(
         path,
         {
             "model_hash": model_hash,
             "definitions": _definitions(results),
             "assays": assays,
-            **{f"average_{metric.lower()}": values for metric, values in averages_of.items()},
+            **averages_of,
             "left_out_of_average": {one: left_out for (_, one), (_, left_out) in means.items()},
         },
     )

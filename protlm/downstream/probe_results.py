@@ -197,16 +197,14 @@ def write_folds(folder: Path, column: str, folds: Mapping[str, Result]) -> None:
     scores = scores_of(mean_over(folds), task)
     write_json(folder / RESULTS, {"fold": column, "folds": list(folds), "task": task, **scores})
     headings, *rows = metric_rows(scores, f"mean of {len(folds)} folds by")
-    notes, warnings = [comparison(scores)], []
-    for fold, result in folds.items():
-        labeled = result.labeled
-        notes += [
-            f"fold {fold}: {sentence}"
-            for sentence in few_in_test(labeled.targets, labeled.split.test)
-        ]
-        if labeled.leaks:
-            warnings.append(f"warning: fold {fold}: {labeled.leaks}")
-    print_table(headings, rows, [*notes, *warnings])
+    labeled = {fold: result.labeled for fold, result in folds.items()}
+    few = [
+        f"fold {fold}: {sentence}"
+        for fold, one in labeled.items()
+        for sentence in few_in_test(one.targets, one.split.test)
+    ]
+    leaks = [f"warning: fold {fold}: {one.leaks}" for fold, one in labeled.items() if one.leaks]
+    print_table(headings, rows, [comparison(scores), *few, *leaks])
 
 
 def write_predictions(folder: Path, result: Result) -> None:
