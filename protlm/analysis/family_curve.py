@@ -77,10 +77,10 @@ class FamilyCurve:
             alone: probabilities of the model without relatives, [targets, 20] of each query.
             model: those with these relatives.
         """
-        pairs = zip(self.queries, numbers, strict=True)
-        evidence = [query.evidence(number) for query, number in pairs]
+        pairs = [*zip(self.queries, numbers, strict=True)]
         found = list[np.ndarray]()
-        for who, (predict, grid) in PREDICTORS.items():
+        for who, (predict, grid, is_shifted) in PREDICTORS.items():
+            evidence = [query.evidence(number, is_shifted=is_shifted) for query, number in pairs]
             each = ([predict(one, self.background, value) for one in evidence] for value in grid)
             found = self._add_fitted(label, who, grid, [*each])
         for who, others in ((MIXED_ALONE, alone), (MIXED, model)):
@@ -109,11 +109,14 @@ class FamilyCurve:
     def figures(self, label: str, who: str, seed: int) -> dict[str, Any]:
         """Returns the means over families of nats, with their interval, and of correct ones."""
         nats = _over_families(self.means(label, who), seed)
-        correct = family_means(self.scores[label, who].correct, self.num_targets, self.families)
         return {
             "nats": nats,
             "perplexity": math.exp(nats["mean"]),
-            "accuracy": finite_or_none(correct.mean()),
+            "accuracy": finite_or_none(
+                family_means(
+                    self.scores[label, who].correct, self.num_targets, self.families
+                ).mean()
+            ),
         }
 
     def difference(self, one: Key, other: Key, seed: int) -> dict[str, Any]:

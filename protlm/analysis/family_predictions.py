@@ -103,19 +103,23 @@ def nearest(evidence: Evidence, background: Background, shares: tuple[float, flo
 _SHARES = tuple(np.linspace(0, 1, 11).tolist())
 
 
+_PSEUDO_COUNTS = tuple(product((0.5, 1.0, 2.0, 5.0, 10.0, 20.0), (0.1, 0.3, 1.0, 3.0, 10.0)))
+
+
 class Predictor(NamedTuple):
-    """A predictor, and the values of its parameter that are tried."""
+    """A predictor, the values of its parameter that are tried, and which letters it is given."""
 
     predict: Callable[[Evidence, Background, Any], np.ndarray]
     grid: Sequence[Any]
+    is_shifted: bool = False
 
 
 PREDICTORS: Mapping[str, Predictor] = {
     "composition": Predictor(composition, (10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0)),
     "nearest": Predictor(nearest, tuple(product(_SHARES[1:], _SHARES[:-1]))),
-    "columns": Predictor(
-        columns, tuple(product((0.5, 1.0, 2.0, 5.0, 10.0, 20.0), (0.1, 0.3, 1.0, 3.0, 10.0)))
-    ),
+    # Those without gaps are what models with aligned positions are given.
+    "diagonal": Predictor(columns, _PSEUDO_COUNTS, is_shifted=True),
+    "columns": Predictor(columns, _PSEUDO_COUNTS),
 }
 # Shares of the columns in a mixture.
 SHARES = tuple(np.linspace(0, 1, 21).tolist())

@@ -32,6 +32,7 @@ class FamilyQuery:
         hidden: the places of the masked residues, int64.
         order: relatives, all of them less similar than allowed.
         letters: those aligned to the query, uint8 [relatives, residues].
+        shifted: those along one diagonal, of the same shape.
         highest: the highest identity of all candidates, also of those that are not taken.
 
     Alignments, identities and the order come from the query as it is known: X at the targets.
@@ -43,6 +44,7 @@ class FamilyQuery:
     hidden: np.ndarray
     order: Sequence[Relative]
     letters: np.ndarray
+    shifted: np.ndarray
     highest: float
 
     @cached_property
@@ -66,9 +68,9 @@ class FamilyQuery:
         place = int(np.searchsorted(BINS[1:-1], 100 * self.highest, side="right"))
         return f"{BINS[place]} to {BINS[place + 1]} %"
 
-    def evidence(self, number: int) -> Evidence:
-        """Returns what its first relatives have at the targets."""
-        letters = self.letters[:number]
+    def evidence(self, number: int, *, is_shifted: bool = False) -> Evidence:
+        """Returns what its first relatives have at the targets, as aligned or as shifted."""
+        letters = (self.shifted if is_shifted else self.letters)[:number]
         joined = "".join(one.residues for one in self.order[:number])
         return Evidence(joined, letters, self.places, identities(self.masked, letters))
 
@@ -103,8 +105,7 @@ def hidden_of(residues: np.ndarray, rule: MaskingRule, *, seed: int, number: int
         number: of the sequence in its split.
     """
     tokens = VOCABULARY.framed(residues)
-    rng = row_rng(seed, 0, number)
-    _, targets = corrupt(tokens, VOCABULARY.is_residue[tokens], rule, rng)
+    _, targets = corrupt(tokens, VOCABULARY.is_residue[tokens], rule, row_rng(seed, 0, number))
     return np.flatnonzero(targets[VOCABULARY.inner] != IGNORE)
 
 
@@ -159,4 +160,7 @@ def chosen(
             for one in order
         ]
         highest = float(found.max(initial=0))
-        yield FamilyQuery(family.name, name, family.query, hidden, known, letters[order], highest)
+        shifted = aligned_letters(query, [one.residues for one in known], has_gaps=False)
+        yield FamilyQuery(
+            family.name, name, family.query, hidden, known, letters[order], shifted, highest
+        )

@@ -1,42 +1,47 @@
-"""Global pairwise alignments of relatives to a query, for what relatives say without a model.
+"""Pairwise alignments of relatives to a query, for what relatives say without a model.
 
-Ends are free, so that fragments and longer proteins align as well. Residues are scored by BLOSUM62
-(Henikoff and Henikoff 1992), gaps by -11 for their first residue and -1 for each further one.
+They are global, with free ends, so that fragments and longer proteins align as well. Residues are
+scored by BLOSUM62 (Henikoff and Henikoff 1992), gaps by -11 for their first residue and -1 for each
+further one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 from Bio.Align import PairwiseAligner, substitution_matrices
 
-from protlm.data.vocabulary import STANDARD
+from protlm.data.relatives import best_diagonal
+from protlm.data.vocabulary import STANDARD, VOCABULARY
 
 _MATRIX = "BLOSUM62"
 # Residues without a row in the matrix: selenocysteine, pyrrolysine, and leucine or isoleucine.
 _UNKNOWN = str.maketrans("UOJ", "XXX")
+# Where residues of two proteins that are aligned begin and end, in each of them.
+_Block = tuple[tuple[int, int], tuple[int, int]]
 
 
-def aligned_letters(query: str, relatives: Sequence[str]) -> np.ndarray:
+def aligned_letters(query: str, relatives: Sequence[str], *, has_gaps: bool = True) -> np.ndarray:
     """Returns the letter of each relative that is aligned to each residue of the query.
 
     Args:
         query: residues in capitals; X is one that the alignment must not see.
         relatives: residues in capitals.
+        has_gaps: otherwise, a relative is aligned along its `best_diagonal` alone.
 
     Returns:
         uint8 [relatives, residues of the query], 0 where a relative has none.
 
     >>> aligned_letters("MKTAYIXKQR", ["TAYIAKQRQI"]).tobytes()
     b'\\x00\\x00TAYIAKQR'
+    >>> aligned_letters("MKTAYIXKQR", ["MKTAGYIAKQR"], has_gaps=False).tobytes()
+    b'KTAGYIAKQR'
     """
     letters = np.zeros((len(relatives), len(query)), np.uint8)
     for row, relative in zip(letters, relatives, strict=True):
-        # Of equally good alignments, the first.
-        found = next(iter(_aligner().align(*(x.translate(_UNKNOWN) for x in (query, relative)))))
         residues = np.frombuffer(relative.encode(), np.uint8)
-        for (start, end), (begin, finish) in zip(*found.aligned, strict=True):
+        for (start, end), (begin, finish) in (_aligned if has_gaps else _shifted)(query, relative):
             row[start:end] = residues[begin:finish]
     return letters
 
@@ -71,6 +76,18 @@ def substitutions(frequencies: np.ndarray) -> np.ndarray:
     table = np.array([[scores[b, a] for a in STANDARD] for b in STANDARD])
     joint = frequencies * 2 ** (table / 2)
     return joint / joint.sum(1, keepdims=True)
+
+
+def _aligned(query: str, relative: str) -> Iterable[_Block]:
+    # Of equally good alignments, the first.
+    found = next(iter(_aligner().align(*(x.translate(_UNKNOWN) for x in (query, relative)))))
+    return zip(*found.aligned, strict=True)
+
+
+def _shifted(query: str, relative: str) -> Iterable[_Block]:
+    shift = best_diagonal(VOCABULARY.encode(query), VOCABULARY.encode(relative))
+    start, end = max(shift, 0), min(shift + len(relative), len(query))
+    return [((start, end), (start - shift, end - shift))]
 
 
 @cache

@@ -218,7 +218,6 @@ class Relatives(Evaluation):
             label: {who: curve.figures(label, who, seed) for who in (MODEL, *PREDICTORS, *_MIXED)}
             for label in curve.numbers
         }
-        columns = (last, "columns")
         return {
             "queries": len(curve.queries),
             "families": int(curve.families.max()) + 1,
@@ -228,7 +227,9 @@ class Relatives(Evaluation):
             "controls": {one: curve.figures(one, MODEL, seed) for one in controls},
             "contexts": {one: _size(curve, one, around) for one in curve.numbers},
             "differences": {name: curve.difference(*pair, seed) for name, pair in pairs.items()},
-            "share_closed": curve.share_closed((last, MODEL), ("0", MODEL), columns, seed),
+            "share_closed": curve.share_closed(
+                (last, MODEL), ("0", MODEL), (last, "columns"), seed
+            ),
             "bins": curve.bins(pairs, seed),
             "fitted": curve.fitted,
         }
@@ -238,27 +239,29 @@ class Relatives(Evaluation):
         if not self.most:
             return {}
         last = str(self.most)
-        others = {"alone": ("0", MODEL), "columns": (last, "columns"), "nearest": (last, "nearest")}
+        without_model = {name: (last, name) for name in ("columns", "diagonal", "nearest")}
+        others = {"alone": ("0", MODEL), **without_model}
         others |= {one: (one, MODEL) for one in ("unrelated", "shuffled", TWIN) if one in controls}
         pairs = {f"model - {name}": ((last, MODEL), other) for name, other in others.items()}
         return pairs | {f"{MIXED} - {MIXED_ALONE}": ((last, MIXED), (last, MIXED_ALONE))}
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         rows, notes = [], []
-        columns = ("relatives", "model", "\N{PLUS-MINUS SIGN}", *PREDICTORS, MIXED_ALONE, MIXED)
-        blank = [""] * (len(columns) - 3)
+        # All that fits into 80 columns; the notes have the others.
+        shown_too = ("composition", "nearest", "columns", MIXED_ALONE, MIXED)
+        columns = ("relatives", "model", "\N{PLUS-MINUS SIGN}", *shown_too)
         for split, values in results.items():
             if len(results) > 1:
-                rows.append((f"{split}:", "", "", *blank))
+                rows.append((f"{split}:", *[""] * (len(columns) - 1)))
             for label, found in values["curve"].items():
-                model, *others = (one["nats"] for one in found.values())
-                rows.append((label, *_cells(model), *(shown(one["mean"]) for one in others)))
+                others = (shown(found[who]["nats"]["mean"]) for who in shown_too)
+                rows.append((label, *_cells(found[MODEL]["nats"]), *others))
             orders = []
             for label, one in values["controls"].items():
                 if label.startswith("order"):
                     orders.append(one["nats"]["mean"])
                 else:
-                    rows.append((label, *_cells(one["nats"]), *blank))
+                    rows.append((label, *_cells(one["nats"]), *[""] * len(shown_too)))
             notes += _notes(split, values, orders)
         return ResultTable(columns, rows, "\n".join(notes))
 

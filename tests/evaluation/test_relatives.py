@@ -185,7 +185,7 @@ def test_columns_are_better_than_the_nearest_relative_and_both_than_composition(
     nats = {who: one["nats"]["mean"] for who, one in curve["6"].items()}
     assert nats["columns"] < nats["nearest"] < nats["composition"]
     assert nats["mixed"] == nats["mixed alone"] <= nats["columns"] + 0.05
-    for who in ("composition", "columns", "nearest"):
+    for who in ("composition", "columns", "diagonal", "nearest"):
         # Without relatives, all have the residues of the training split alone.
         assert curve["0"][who]["nats"]["mean"] == curve["0"]["columns"]["nats"]["mean"]
 
@@ -250,8 +250,9 @@ def test_a_query_is_known_without_its_targets() -> None:
         return found
 
     one, same = of(query), of("".join(hidden))
-    assert (one.letters == same.letters).all() and one.highest == same.highest
+    assert (one.letters == same.letters).all() and (one.shifted == same.shifted).all()
     assert [x.identity for x in one.order] == [x.identity for x in same.order]
+    assert one.highest == same.highest
     assert (one.targets != same.targets).all()
     evidence = [found.evidence(2) for found in (one, same)]
     assert evidence[0].identities.tolist() == evidence[1].identities.tolist()
@@ -291,6 +292,9 @@ def test_alignments_are_global_with_free_ends() -> None:
     fragment, longer, inserted, rare = (row.tobytes().decode("latin1") for row in letters)
     assert fragment == "\0" * 10 + query[10:] and longer == inserted == query
     assert rare == "U" + query[1:]
+    # Along one diagonal, what is on the shorter side of an insertion has no place.
+    *equal, shifted, _ = aligned_letters(query, relatives, has_gaps=False)
+    assert (equal == letters[:2]).all() and shifted[15:].tobytes().decode() == query[15:]
 
 
 def test_predictions_of_relatives_are_those_of_the_papers() -> None:
@@ -316,7 +320,7 @@ def test_predictions_of_relatives_are_those_of_the_papers() -> None:
     counts = np.bincount([a] * 5 + [c] + [w] * 5, minlength=20)
     assert np.allclose(composition(evidence, UNIFORM, 10.0), (counts + 0.5) / 21)
     nothing = Evidence("", letters[:0], evidence.places, np.zeros(0))
-    for predict, grid in PREDICTORS.values():
+    for predict, grid, _ in PREDICTORS.values():
         assert np.allclose(predict(nothing, UNIFORM, grid[0]), 0.05)
 
 
