@@ -1,7 +1,7 @@
 """What relatives are worth to models that are trained on families, and to their single twins.
 
     python -m studies.relatives DATA TABLES FASTA [--arms NAME ...] [--steps 244] [--seeds 0]
-        [--jobs 1] [--final] [--figure FILE] [--out runs/relatives/near]
+        [--jobs 1] [--final] [--compared RUN] [--figure FILE] [--out runs/relatives/near]
 
 DATA is prepared with a cluster table of TABLES, the folder that `studies.held_out` wrote, and
 `--no-homologs`; FASTA has all proteins. Every arm is trained on the same families, in the same
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from protlm.analysis.bootstrap import ratio_interval
-from protlm.analysis.family_predictions import family_means
+from protlm.analysis.family_predictions import PREDICTORS, family_means
 from protlm.analysis.intervals import in_words
 from protlm.plots import relatives_curve, save_figure
 from studies import copying
@@ -111,7 +111,7 @@ def table(runs: Sequence[tuple[str, int]], given: argparse.Namespace) -> str:
             "held out, with 16 - the first arm with 16",
         ]
     ]
-    first = nats_of(folder_of(*runs[0], given), given)["model, 16"]
+    first = nats_of(given.compared or folder_of(*runs[0], given), given)["model, 16"]
     for arm, seed in runs:
         folder = folder_of(arm, seed, given)
         loss = validations(folder).get(given.steps)
@@ -142,23 +142,24 @@ def results_of(folder: Path, name: str, given: argparse.Namespace) -> dict[str, 
 def over_seeds(arm: str, given: argparse.Namespace) -> str:
     """Returns an arm's comparisons of relatives below 50 % identity, in Markdown.
 
-    A family has the mean of its differences over seeds, and families are drawn.
+    A family has the mean of its differences over seeds, and families are drawn. What is predicted
+    without a model is the same for all runs, and read from one.
     """
-    found = []
+    found, any_run = [], nats_of(folder_of(twin_of(arm), given.seeds[0], given), given)
     for seed in given.seeds:
         own, twin = (nats_of(folder_of(one, seed, given), given) for one in (arm, twin_of(arm)))
         others = {"alone": own["model, 0"], "the twin alone": twin["model, 0"]}
         controls = ("shuffled", "unrelated") if given.final else ()
         others |= {name: own[f"model, {name}"] for name in controls}
-        others |= {name: own[f"{name}, 16"] for name in ("composition", "nearest", "columns")}
+        others |= {x: any_run[f"{x}, 16"] for x in PREDICTORS if f"{x}, 16" in any_run}
         found.append({f"with 16 - {name}": own["model, 16"] - x for name, x in others.items()})
         found[-1]["mixed - mixed alone"] = own["mixed, 16"] - own["mixed alone, 16"]
         found[-1]["mixed - the twin mixed alone"] = own["mixed, 16"] - twin["mixed alone, 16"]
     rows = [[arm, "mean of seeds", *(f"seed {one}" for one in given.seeds)]]
     for name in found[0]:
         each = np.array([one[name] for one in found])
-        rows.append([name, in_words(ratio_interval(each.mean(axis=0)), "+.3f")])
-        rows[-1] += [f"{mean:+.3f}" for mean in each.mean(axis=1)]
+        mean = in_words(ratio_interval(each.mean(axis=0)), "+.3f")
+        rows.append([name, mean, *(f"{one:+.3f}" for one in each.mean(axis=1))])
     return markdown(rows)
 
 
@@ -168,10 +169,10 @@ def nats_of(folder: Path, given: argparse.Namespace) -> dict[str, np.ndarray]:
     order = [*dict.fromkeys(row["family"] for row in rows)]
     families = np.array([order.index(row["family"]) for row in rows])
     targets = np.array([row["targets"] for row in rows], int)
-    names = (name for name in rows[0] if ", " in name)
     return {
         name: family_means(np.array([row[name] for row in rows], float), targets, families)
-        for name in names
+        for name in rows[0]
+        if ", " in name
     }
 
 
@@ -186,6 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--final", action="store_true", help="two queries a family, and controls")
+    parser.add_argument("--compared", type=Path, help="in place of the first arm: another run")
     parser.add_argument("--figure", type=Path, help="of the first arm and seed, held out")
     parser.add_argument("--out", type=Path, default=Path("runs/relatives/near"))
     given = parser.parse_args(arguments)
@@ -198,8 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if twin_of(arm) in given.arms and not arm.endswith(TWIN):
             print(f"\n{over_seeds(arm, given)}", flush=True)
     if given.figure is not None:
-        first = results_of(folder_of(*runs[0], given), HELD_OUT, given)
-        save_figure(relatives_curve(first), given.figure)
+        curve = relatives_curve(results_of(folder_of(*runs[0], given), HELD_OUT, given))
+        save_figure(curve, given.figure)
 
 
 if __name__ == "__main__":
