@@ -409,8 +409,8 @@ class Model(PretrainedModel):
             InputDataError: the source is damaged.
 
         >>> import protlm
-        >>> model = protlm.load("hybrid-6m")
-        >>> relatives = model.relatives(["MKTAYLAKQK", "MRTAYVAKNR"], contexts=2, force=True)
+        >>> model = protlm.load("hybrid-6m-relatives")
+        >>> relatives = model.relatives(["MKTAYLAKQK", "MRTAYVAKNR"], contexts=2)
         >>> model.embed(["MKTAYIAKQR"], relatives=relatives).shape
         (1, 256)
         """

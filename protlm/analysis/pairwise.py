@@ -35,7 +35,7 @@ def aligned_letters(query: str, relatives: Sequence[str], *, has_gaps: bool = Tr
 
     >>> aligned_letters("MKTAYIXKQR", ["TAYIAKQRQI"]).tobytes()
     b'\\x00\\x00TAYIAKQR'
-    >>> aligned_letters("MKTAYIXKQR", ["MKTAGYIAKQR"], has_gaps=False).tobytes()
+    >>> aligned_letters("MKTAYIAKQR", ["MKTAGYIAKQR"], has_gaps=False).tobytes()
     b'KTAGYIAKQR'
     """
     letters = np.zeros((len(relatives), len(query)), np.uint8)

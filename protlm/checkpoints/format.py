@@ -29,7 +29,7 @@ from protlm.system.errors import InputDataError, did_you_mean
 from protlm.system.json_file import read_json, write_json
 from protlm.system.paths import complete_file, complete_folder, shipped
 
-DEFAULT = "hybrid-6m"
+DEFAULT, WITH_RELATIVES = "hybrid-6m", "hybrid-6m-relatives"
 CARD = "README.md"
 RESULTS = "results.json"
 WEIGHTS = "model.safetensors"
@@ -48,18 +48,19 @@ def shipped_models() -> list[Path]:
     return sorted(path.parent for path in shipped("models").glob(f"*/{CARD}"))
 
 
-def default_model() -> Path:
+def default_model(*, with_relatives: bool = False) -> Path:
     """Returns the folder of the shipped model that commands use where none is named."""
-    return shipped("models") / DEFAULT
+    return shipped("models") / (WITH_RELATIVES if with_relatives else DEFAULT)
 
 
-def announced_default(option: str) -> Path:
+def announced_default(option: str, *, with_relatives: bool = False) -> Path:
     """Returns the default model, and prints on standard error that it is used.
 
     Args:
         option: what to type for another model.
+        with_relatives: whether the command reads relatives.
     """
-    folder = default_model()
+    folder = default_model(with_relatives=with_relatives)
     print(f"model: {folder.name}, shipped with protlm; {option} uses another", file=sys.stderr)
     return folder
 
@@ -221,9 +222,7 @@ def read(path: Path) -> Checkpoint:
         raise InputDataError(f"{path} cannot be read: {error.strerror}") from error
     if is_exported:
         return _read_exported(path)
-    if path.is_dir():
-        return _read_run(path)
-    return _read_training(path)
+    return _read_run(path) if path.is_dir() else _read_training(path)
 
 
 def _read_run(run_dir: Path) -> Checkpoint:
