@@ -292,7 +292,7 @@ def test_alignments_are_global_with_free_ends() -> None:
     fragment, longer, inserted, rare = (row.tobytes().decode("latin1") for row in letters)
     assert fragment == "\0" * 10 + query[10:] and longer == inserted == query
     assert rare == "U" + query[1:]
-    # Along one diagonal, what is on the shorter side of an insertion has no place.
+    # Along one diagonal, the shorter side of an insertion is lost.
     *equal, shifted, _ = aligned_letters(query, relatives, has_gaps=False)
     assert (equal == letters[:2]).all() and shifted[15:].tobytes().decode() == query[15:]
 
