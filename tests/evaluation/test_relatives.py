@@ -252,10 +252,15 @@ def test_a_query_is_known_without_its_targets() -> None:
     one, same = of(query), of("".join(hidden))
     assert (one.letters == same.letters).all() and (one.shifted == same.shifted).all()
     assert [x.identity for x in one.order] == [x.identity for x in same.order]
-    assert one.highest == same.highest
-    assert (one.targets != same.targets).all()
+    assert one.highest == same.highest and (one.targets != same.targets).all()
     evidence = [found.evidence(2) for found in (one, same)]
     assert evidence[0].identities.tolist() == evidence[1].identities.tolist()
+    # What is predicted along one diagonal has the letters there, and nothing else has.
+    assert (
+        [name for name, x in PREDICTORS.items() if x.is_shifted] == ["diagonal"]
+        and np.shares_memory(evidence[0].letters, one.letters)
+        and np.shares_memory(one.evidence(2, is_shifted=True).letters, one.shifted)
+    )
     assert all(x.columns is None for x in one.order)
     # Bins are of all candidates, and the order takes those below the limit alone.
     (low,) = chosen(
