@@ -30,7 +30,7 @@ from protlm.model.relatives import InContexts
 from protlm.options.shared import new_figure
 from protlm.system.errors import InputDataError, OptionError, UserError
 from protlm.system.paths import existing_file
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import watched
 
 _ORDERS = 5
 _MIXED = MIXED_ALONE, MIXED
@@ -158,19 +158,17 @@ class Relatives(Evaluation):
         }
         found: dict[str, list[tuple[float, float]]] = {}
         probabilities: dict[str, list[np.ndarray]] = {}
-        with JobProgress(f"{data.name}: queries", len(curve.queries)) as progress:
-            for number, query in enumerate(curve.queries):
-                for label, relatives in self._contexts(curve, number):
-                    one = contexts.after(relatives, query.masked, data.tokens_per_batch)
-                    log_p, targets = log_probabilities(
-                        one, query.residues, hidden=query.hidden, places=query.places
-                    )
-                    nats = -log_p[np.arange(len(targets)), targets].sum()
-                    correct = (log_p.argmax(1) == targets).sum()
-                    found.setdefault(label, []).append((float(nats), float(correct)))
-                    letters = one.vocabulary.encode(STANDARD)
-                    probabilities.setdefault(label, []).append(np.exp(log_p[:, letters]))
-                progress.advance(1)
+        for number, query in enumerate(watched(f"{data.name}: queries", curve.queries)):
+            for label, relatives in self._contexts(curve, number):
+                one = contexts.after(relatives, query.masked, data.tokens_per_batch)
+                log_p, targets = log_probabilities(
+                    one, query.residues, hidden=query.hidden, places=query.places
+                )
+                nats = -log_p[np.arange(len(targets)), targets].sum()
+                correct = (log_p.argmax(1) == targets).sum()
+                found.setdefault(label, []).append((float(nats), float(correct)))
+                letters = one.vocabulary.encode(STANDARD)
+                probabilities.setdefault(label, []).append(np.exp(log_p[:, letters]))
         for label, sums in found.items():
             curve.scores[label, MODEL] = Scores(*np.array(sums).T)
         for label, numbers in curve.numbers.items():

@@ -28,7 +28,7 @@ from protlm.options.embed import Pooling
 from protlm.system.errors import InputDataError, UserError, is_full_memory
 from protlm.system.paths import explain_os_error
 from protlm.system.processes import return_freed_memory
-from protlm.system.terminal import JobProgress, printable
+from protlm.system.terminal import printable, watched
 
 Vectors = dict[tuple[Pooling, int], Tensor]
 T = TypeVar("T")
@@ -363,25 +363,22 @@ def embeddings(
     shape = (int(ends[-1]), model.description.model.model_dim)
     in_memory = shape[0] * shape[1] * len(layers) <= IN_MEMORY
     states_of = [np.empty(shape, np.float32) if in_memory else _on_disk(shape) for _ in layers]
-    with JobProgress("sequences embedded", len(texts), quiet=places is not None) as progress:
-        computed = embed_all(
-            features, texts, tokens_per_batch, spans, names=names, longest_first=True
-        )
-        for number, (row, vectors) in enumerate(computed):
-            # Batches of ever smaller tensors leave gaps in the heap.
-            if number % _GAPS == 0:
-                return_freed_memory()
-            checked = features.checked(vectors, f"a protein of {len(texts[row]):,} residues")
-            for layer, states in zip(layers, states_of, strict=True):
-                if not in_memory and checked[kind, layer].abs().max() > _LARGEST:
-                    raise UserError(
-                        f"hidden states of layer {layer} exceed {_LARGEST:,}, the largest number "
-                        "of float16, in which they are stored; choose other layers",
-                        {"layers": "LAYERS"},
-                    )
-                states[ends[row] : ends[row + 1]] = checked[kind, layer].numpy()
-                forget(states)
-            progress.advance(1)
+    computed = embed_all(features, texts, tokens_per_batch, spans, names=names, longest_first=True)
+    done = watched("sequences embedded", computed, total=len(texts), quiet=places is not None)
+    for number, (row, vectors) in enumerate(done):
+        # Batches of ever smaller tensors leave gaps in the heap.
+        if number % _GAPS == 0:
+            return_freed_memory()
+        checked = features.checked(vectors, f"a protein of {len(texts[row]):,} residues")
+        for layer, states in zip(layers, states_of, strict=True):
+            if not in_memory and checked[kind, layer].abs().max() > _LARGEST:
+                raise UserError(
+                    f"hidden states of layer {layer} exceed {_LARGEST:,}, the largest number "
+                    "of float16, in which they are stored; choose other layers",
+                    {"layers": "LAYERS"},
+                )
+            states[ends[row] : ends[row + 1]] = checked[kind, layer].numpy()
+            forget(states)
     return_freed_memory()
     return states_of
 

@@ -16,7 +16,7 @@ from protlm.analysis.precision import MIN_SEPARATION, SEPARATIONS, precision_at
 from protlm.model.pretrained import PretrainedModel
 from protlm.report.page import check_size
 from protlm.report.protein import InspectedProtein
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import watched
 
 _UNSIGNED, _SIGNED = 255, 127
 _ZERO_OF_SIGNED = 128
@@ -196,26 +196,25 @@ def inspected_heads(
     bin_size = -(-len(protein) // _OVERVIEW_SIDE)
     most = max(_FULL_PAIRS // num_models // len(protein) ** 2, 1)
     kept = len(layers) * len(heads) if keep_full else most
-    with JobProgress("layers", len(layers)) as progress:
-        for layer, map_HLL, statistics in layer_statistics(model, protein.sequence, layers, heads):
-            for place, head in enumerate(heads):
-                own = {name: float(x_H[place]) for name, x_H in statistics.items() if x_H.ndim == 1}
-                map_LL = map_HLL[place].cpu().numpy()
-                found.append(
-                    InspectedHead(
-                        layer,
-                        head,
-                        own | _contact_statistics(map_LL, protein),
-                        _strongest(map_LL),
-                        Codes.of(map_LL.mean(axis=0)),
-                        HeadMap.of(map_LL, bin_size),
-                        HeadMap.of(map_LL, 1),
-                    )
+    of_layers = layer_statistics(model, protein.sequence, layers, heads)
+    for layer, map_HLL, statistics in watched("layers", of_layers, total=len(layers)):
+        for place, head in enumerate(heads):
+            own = {name: float(x_H[place]) for name, x_H in statistics.items() if x_H.ndim == 1}
+            map_LL = map_HLL[place].cpu().numpy()
+            found.append(
+                InspectedHead(
+                    layer,
+                    head,
+                    own | _contact_statistics(map_LL, protein),
+                    _strongest(map_LL),
+                    Codes.of(map_LL.mean(axis=0)),
+                    HeadMap.of(map_LL, bin_size),
+                    HeadMap.of(map_LL, 1),
                 )
-            for worse in sorted(found, key=lambda head: -head.rank)[kept:]:
-                worse.full = None
-            check_size(sum(one.shown.codes.num_bytes + one.received.num_bytes for one in found))
-            progress.advance(1)
+            )
+        for worse in sorted(found, key=lambda head: -head.rank)[kept:]:
+            worse.full = None
+        check_size(sum(one.shown.codes.num_bytes + one.received.num_bytes for one in found))
     return found
 
 

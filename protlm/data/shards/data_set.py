@@ -21,7 +21,7 @@ from protlm.data.shards.manifest import (
 from protlm.data.shards.mapped_shard import MappedShard, find_arrays, map_shard, size_fault
 from protlm.system.errors import InputDataError, UserError, one_of
 from protlm.system.paths import sha256_of
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import watched
 
 REPORT, REJECTED = "report.json", "rejected.tsv"
 _Numbers: TypeAlias = Callable[[MappedShard, np.ndarray], np.ndarray]
@@ -185,12 +185,8 @@ def verify(directory: Path) -> list[str]:
     indexes = manifest.clusters.indexes if manifest.clusters else {}
     expected = {MANIFEST, MANIFEST_SHA256, REPORT, REJECTED}
     expected |= {entry.file for entry in [*entries, *indexes.values()]}
-    faults = []
-    with JobProgress("shards checked", len(entries)) as progress:
-        for done, entry in enumerate(entries, start=1):
-            if fault := _fault(directory / entry.file, entry):
-                faults.append(fault)
-            progress.update(done)
+    checked = watched("shards checked", entries)
+    faults = [*filter(None, (_fault(directory / entry.file, entry) for entry in checked))]
     for split in indexes:
         try:
             _index(directory, manifest, split).check()
