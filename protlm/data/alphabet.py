@@ -40,10 +40,10 @@ def read_alphabet(path: Path) -> list[str]:
             return path.read_text(encoding="utf-8").split()
         except (OSError, ValueError) as error:
             raise InputDataError(f"{path} is not a list of tokens: {error}") from error
-    if path.name == PIECES:
-        return _pieces(path)
-    values: Any = read_json(path, "the alphabet of the model")
     try:
+        if path.name == PIECES:
+            return _pieces(path)
+        values: Any = read_json(path, "the alphabet of the model")
         if path.name == TOKENIZER:
             added = {one["content"]: one["id"] for one in values.get("added_tokens") or ()}
             values = values["model"]["vocab"]
@@ -53,7 +53,7 @@ def read_alphabet(path: Path) -> list[str]:
             values |= added
         tokens = sorted(values, key=values.__getitem__)
         are_numbered = [values[token] for token in tokens] == list(range(len(tokens)))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, AssertionError) as error:
         raise InputDataError(f"{path} is not the alphabet of a model: {error!r:.90}") from error
     if not are_numbered:
         raise InputDataError(f"{path} is not an alphabet: its tokens must be numbered from 0")
@@ -68,17 +68,14 @@ def _pieces(path: Path) -> list[str]:
     """
     data, place, tokens = path.read_bytes(), 0, list[str]()
     beside = path.with_name(ADDED)
-    try:
-        while data[place : place + 1] == b"\n":
-            size, text = data[place + 1], place + 4
-            tokens.append(data[text : text + data[text - 1]].decode())
-            place += 2 + size
-        added = read_json(beside, "the added tokens") if beside.is_file() else {}
-        for token, number in sorted(added.items(), key=lambda one: one[1]):
-            # Programs number those between in different orders.
-            tokens += [f"<unknown {place}>" for place in range(len(tokens), min(number, 1 << 16))]
-            tokens.append(token)
-            assert tokens[number] == token, f"{token!r:.20} is not {number}"
-    except (IndexError, TypeError, ValueError, AssertionError) as error:
-        raise InputDataError(f"{path} is not the alphabet of a model: {error!r:.90}") from error
+    while data[place : place + 1] == b"\n":
+        size, text = data[place + 1], place + 4
+        tokens.append(data[text : text + data[text - 1]].decode())
+        place += 2 + size
+    added = read_json(beside, "the added tokens") if beside.is_file() else {}
+    for token, number in sorted(added.items(), key=lambda one: one[1]):
+        # Programs number those between in different orders.
+        tokens += [f"<unknown {place}>" for place in range(len(tokens), min(number, 1 << 16))]
+        tokens.append(token)
+        assert tokens[number] == token, f"{token!r:.20} is not {number}"
     return tokens
