@@ -221,13 +221,12 @@ def table_rows(values: Mapping[str, Any], predictors: Sequence[str]) -> list[tup
 
 def caption(values: Mapping[str, Any]) -> str:
     """Returns lines on the model and the best baselines, and on the structures left out."""
-    lines = []
-    for suffix, scores in _groups(values):
-        for separation, over in scores["over_best_baseline"].items():
-            lines.append(
-                f"{over['metric']} of the model minus that of {over['baseline']}, "
-                f"{separation}{suffix}: {in_words(over, '+.1%')}"
-            )
+    lines = [
+        f"{over['metric']} of the model minus that of {over['baseline']}, "
+        f"{separation}{suffix}: {in_words(over, '+.1%')}"
+        for suffix, scores in _groups(values)
+        for separation, over in scores["over_best_baseline"].items()
+    ]
     for name, found in values[MODEL].items():
         lines += left_out(values["num_test"], found[METRIC]["count"], f"of {name} range")
     if too_long := values["left_out"]:

@@ -283,10 +283,11 @@ def places_in(stated: str, residues: Sequence[Residue]) -> list[int] | None:
     Bonded residues have consecutive places. If there are several ways, the numbering decides: of
     the whole chain, then of all gaps, of as many gaps as possible, or not at all.
     """
-    options, letters = [], residue_letters()
-    for residue in residues:
-        names = residue.options or [residue.name]
-        options.append({letter_of(residue), *(letters.get(name, "X") for name in names)})
+    letters = residue_letters()
+    options = [
+        {letter_of(one), *(letters.get(name, "X") for name in one.options or [one.name])}
+        for one in residues
+    ]
     pairs = zip([None, *residues], residues, strict=False)
     starts = [place for place, pair in enumerate(pairs) if not is_bonded(*pair)]
     gaps, parts = [f".{{{max(residues[0].number - 1, 0)}}}"], []

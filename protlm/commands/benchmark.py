@@ -108,11 +108,14 @@ def benchmark(
     identities = [f"{model_name} {model.identity}" for model_name, model in models.items()]
     begun = begun_with(settings, models={"--model": identities})
     with work_folder(unfinished(output), begun, _KIND, break_lock=options.break_lock) as work:
-        contents, figures = {}, {}
-        for model_name, model in models.items():
-            results = {task.name: _content(task, model, options.probe, work) for task in tasks}
-            contents[model_name] = results
-            figures[model_name] = _figures(tasks, results, options.probe.seed)
+        contents = {
+            model_name: {task.name: _content(task, model, options.probe, work) for task in tasks}
+            for model_name, model in models.items()
+        }
+        figures = {
+            model_name: _figures(tasks, results, options.probe.seed)
+            for model_name, results in contents.items()
+        }
         rows = table(name, figures)
         assays = {task.name for task in tasks if task.assay is not None} - asked
         # Hundreds of assays are printed as averages.

@@ -364,11 +364,10 @@ def _averages_of(results: Sequence[Result], assays: Mapping[str, Assay]) -> Aver
             metric = result.agreement.metric
             values = by_assay.setdefault((metric, result.estimator), {})
             values[result.assay] = result.agreement.values[metric]
-    means = {}
-    for key, values in by_assay.items():
-        left_out = [assay for assay, value in values.items() if math.isnan(value)]
-        means[key] = averages(values, assays), left_out
-    return means
+    return {
+        key: (averages(values, assays), [name for name, x in values.items() if math.isnan(x)])
+        for key, values in by_assay.items()
+    }
 
 
 def _print_results(results: Sequence[Result], means: Averages) -> None:

@@ -185,10 +185,8 @@ class Embedder:
     def _by_parts(
         self, sequences: Sequence[str], spans: Sequence[Ranges], cuts: Sequence[int]
     ) -> list[Vectors | None]:
-        vectors: list[Vectors | None] = []
-        for start, end in pairwise(cuts):
-            vectors += self.vectors(sequences[start:end], spans[start:end])
-        return vectors
+        parts = [slice(*ends) for ends in pairwise(cuts)]
+        return [one for part in parts for one in self.vectors(sequences[part], spans[part])]
 
     def checked(self, vectors: Vectors | None, name: str) -> Vectors:
         """Returns the vectors of a sequence, called `name`, that fits and has finite numbers."""
