@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from protlm.data.shards.cluster_index import release
+
 # Slots of the first table, and those of the largest one in memory (128 MiB).
 _FIRST_SLOTS, _MEMORY_SLOTS = 1 << 16, 1 << 23
 _MAX_LOAD = 0.7
@@ -71,7 +73,7 @@ class DigestSet:
             waiting = waiting[~is_there]
             distance += 1
         self._size += int(np.count_nonzero(is_new))
-        _release(self._pages)
+        release(self._pages)
         return is_new
 
     def _grow(self) -> None:
@@ -82,7 +84,7 @@ class DigestSet:
         for start in range(0, len(old), _BLOCK):
             block = old[start : start + _BLOCK]
             self._insert(block[block.any(axis=1)])
-            _release(old_pages)
+            release(old_pages)
 
     def _make_table(self, slots: int) -> tuple[np.ndarray, mmap.mmap | None]:
         if slots <= self._memory_slots:
@@ -97,9 +99,3 @@ class DigestSet:
             file.flush()
             pages = mmap.mmap(file.fileno(), slots * _SLOT_BYTES)
         return np.frombuffer(pages, np.uint64).reshape(slots, 2), pages
-
-
-def _release(pages: mmap.mmap | None) -> None:
-    """Releases the mapped pages of a file, which stay in the cache of the system only."""
-    if pages is not None:
-        pages.madvise(mmap.MADV_DONTNEED)
