@@ -54,9 +54,11 @@ class Blocks:
         if block.number not in self._too_large:
             part = read_part(self._path(block.number))
             # An earlier version did not note which records did not fit.
-            if part is None or _TOO_LARGE not in part.facts:
-                return None
-            if len(part.content) != self._plan.bytes_of(block):
+            if (
+                part is None
+                or _TOO_LARGE not in part.facts
+                or len(part.content) != self._plan.bytes_of(block)
+            ):
                 return None
             self._too_large[block.number] = {*part.facts[_TOO_LARGE]}
         return self._too_large[block.number]
