@@ -72,11 +72,14 @@ class Contacts(Evaluation):
             regression = ContactRegression(seed=self.seed, scaled=self.scaled)
             regression.fit(examples(one, fit))
             heads_used[who] = regression.num_heads_used
-            fitted, mean = [], []
-            for features_HLL, contacts_LL in examples(one, test):
-                fitted.append((regression.predict(features_HLL), contacts_LL))
-                mean.append((features_HLL.mean(axis=0), contacts_LL))
-            found[who], found[f"{who}_mean_of_heads"] = precisions(fitted), precisions(mean)
+            predicted = [
+                (regression.predict(features_HLL), features_HLL.mean(axis=0), contacts_LL)
+                for features_HLL, contacts_LL in examples(one, test)
+            ]
+            found[who] = precisions((fitted, contacts) for fitted, _, contacts in predicted)
+            found[f"{who}_mean_of_heads"] = precisions(
+                (mean, contacts) for _, mean, contacts in predicted
+            )
         found[NEAREST] = precisions(nearest_in_sequence(test))
         return {
             **group_scores(found, group_of, seed=self.seed),

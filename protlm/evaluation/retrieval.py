@@ -136,11 +136,10 @@ def _labeled(
 def _cosines(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
     """Returns cosines after subtracting the mean of the gallery."""
     center = gallery.mean(axis=0)
-    sides = []
-    for side in (queries, gallery):
-        centered = side - center
-        norms = np.linalg.norm(centered, axis=1, keepdims=True)
-        sides.append(centered / np.maximum(norms, 1e-12))
+    sides = [
+        centered / np.maximum(np.linalg.norm(centered, axis=1, keepdims=True), 1e-12)
+        for centered in (queries - center, gallery - center)
+    ]
     return sides[0] @ sides[1].T
 
 
