@@ -13,6 +13,7 @@ import numpy as np
 
 from protlm.data.batching.order import splitmix64
 from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.system.memory import blocks_of
 
 K = 6
 SKETCH_SIZE = 64
@@ -162,20 +163,11 @@ def sketch(tokens: np.ndarray) -> np.ndarray:
 def batches(
     sequences: Iterable[np.ndarray], first: int = _BATCH_RESIDUES
 ) -> Iterator[list[np.ndarray]]:
-    """Yields the sequences, uint8 tokens, in lists of about a million residues.
+    """Returns the sequences, uint8 tokens, in lists of about a million residues.
 
     The `first` list may be of fewer residues, which are then doubled.
     """
-    batch: list[np.ndarray] = []
-    num_residues = 0
-    for one in sequences:
-        batch.append(one)
-        num_residues += len(one)
-        if num_residues >= first:
-            yield batch
-            batch, num_residues, first = [], 0, min(2 * first, _BATCH_RESIDUES)
-    if batch:
-        yield batch
+    return blocks_of(sequences, len, first, most=_BATCH_RESIDUES)
 
 
 class KmerIndex:

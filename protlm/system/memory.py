@@ -1,12 +1,15 @@
-"""The memory that is free: of a GPU, or of this machine for this process."""
+"""The memory that is free, of a GPU or for this process, and lists that are small enough for it."""
 
 import os
 import resource
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 _MEMORY, _OWN_SIZE = Path("/proc/meminfo"), Path("/proc/self/statm")
 _PAGE = resource.getpagesize()
 _CGROUPS, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -65,6 +68,24 @@ def _cgroups() -> list[Path]:
     # In a container, the path may be outside of what is mounted.
     names = [name for name in group.split("/") if name not in ("", "..")]
     return [_CGROUPS.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
+
+
+def blocks_of(
+    items: Iterable[T], size_of: Callable[[T], int], least: int, *, most: int = 0
+) -> Iterator[list[T]]:
+    """Yields consecutive items in lists of a size, in all, or a little more.
+
+    With each list, a size below `most` is doubled.
+    """
+    block, size = list[T](), 0
+    for item in items:
+        block.append(item)
+        size += size_of(item)
+        if size >= least:
+            yield block
+            block, size, least = [], 0, max(least, min(2 * least, most))
+    if block:
+        yield block
 
 
 def readable_size(num_bytes: float) -> str:

@@ -6,14 +6,14 @@ one file. Everything depends only on the proteins and the options, so that every
 the same batches.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from protlm.model.embedding import batches
+from protlm.system.memory import blocks_of
 
-T = TypeVar("T")
 # A group has at most this number of sequences, and of residues unless it is one protein.
 _SEQUENCES, _RESIDUES = 2_048, 1 << 20
 # A small file is cut into 16 groups, to have shares to divide, but no group has fewer than 384
@@ -85,19 +85,6 @@ class Plan:
         used = sum(int((one + self._around).sum()) for one in each)
         positions = sum((int(one.max()) + self._around) * len(one) for one in each)
         return 1 - used / positions if positions else 0.0
-
-
-def blocks_of(items: Iterable[T], size_of: Callable[[T], int], least: int) -> Iterator[list[T]]:
-    """Yields consecutive items in lists of a size, in all, or a little more."""
-    block, size = list[T](), 0
-    for item in items:
-        block.append(item)
-        size += size_of(item)
-        if size >= least:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
 
 
 def first_equal(digests: np.ndarray) -> np.ndarray:

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 
 from protlm.commands.embedding.job import Job, Key, stored
-from protlm.commands.embedding.plan import Block, Plan, blocks_of
+from protlm.commands.embedding.plan import Block, Plan
 from protlm.data.records import Record
 from protlm.model.embedding import Vectors, num_windows
 from protlm.options.embed import Dtype, Pooling
 from protlm.options.jobs import Share
 from protlm.system.errors import UserError
+from protlm.system.memory import blocks_of
 from protlm.system.parts import new_part, read_part
 from protlm.system.terminal import JobProgress, printable
 from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
