@@ -26,7 +26,7 @@ from protlm.model.relatives import InContexts
 from protlm.model.vector_store import VectorStore
 from protlm.options.embed import Pooling
 from protlm.system.errors import InputDataError, UserError, is_full_memory
-from protlm.system.paths import explain_os_error
+from protlm.system.paths import failures_explained
 from protlm.system.processes import return_freed_memory
 from protlm.system.terminal import printable, watched
 
@@ -383,15 +383,12 @@ def embeddings(
 
 def _on_disk(shape: tuple[int, int]) -> np.ndarray:
     """Returns an array in a temporary file, float16 zeros."""
-    try:
-        with tempfile.TemporaryFile() as file:
-            # Written, because a file with holes ends the process when the disk is full.
-            for _ in range(shape[0]):
-                file.write(bytes(2 * shape[1]))
-            file.flush()
-            return np.memmap(file, np.float16, "r+", shape=shape)
-    except OSError as error:
-        raise explain_os_error(error, Path(tempfile.gettempdir())) from error
+    with failures_explained(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as file:
+        # Written, because a file with holes ends the process when the disk is full.
+        for _ in range(shape[0]):
+            file.write(bytes(2 * shape[1]))
+        file.flush()
+        return np.memmap(file, np.float16, "r+", shape=shape)
 
 
 def forget(states: np.ndarray) -> None:

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,17 @@ def explain_os_error(error: OSError, path: Path) -> OutputError:
     return OutputError(f"{path} cannot be written: {error.strerror or error}")
 
 
+@contextmanager
+def failures_explained(path: Path, faults: Collection[int] | None = None) -> Iterator[None]:
+    """Explains failed writes of a block: those of some errors of the system, or all."""
+    try:
+        yield
+    except OSError as error:
+        if faults is not None and error.errno not in faults:
+            raise
+        raise explain_os_error(error, path) from error
+
+
 def fsync(path: Path) -> None:
     """Waits until a file, or the entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -120,14 +131,12 @@ def check_output(path: Path, *, overwrite: bool = False) -> None:
         # Its name may be too long; Linux counts processes up to here.
         _temporary(path, 1 << 22, "0" * 8)
     parent = next(filter(os.path.lexists, path.absolute().parents), Path("/"))
-    try:
+    with failures_explained(path):
         # A parent folder may be inaccessible.
         if not parent.is_dir():
             raise OutputError(f"{path} cannot be written: {parent} is not a folder")
         with tempfile.TemporaryFile(dir=parent):
             pass
-    except OSError as error:
-        raise explain_os_error(error, path) from error
 
 
 def beside(output: Path, suffix: str, prefix: str = "") -> Path:
@@ -229,14 +238,11 @@ def complete_file(
     _clear_parts(path)
     temporary = _temporary(path, os.getpid(), secrets.token_hex(4))
     try:
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        check()
-        finish(temporary, path, overwrite=overwrite)
-    except OSError as error:
-        if error.errno in OUTPUT_FAULTS:
-            raise explain_os_error(error, path) from error
-        raise
+        with failures_explained(path, OUTPUT_FAULTS):
+            path.absolute().parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            check()
+            finish(temporary, path, overwrite=overwrite)
     finally:
         _remove(temporary)
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from protlm.system.errors import FULL_DISK, ExitCode, UserError
 from protlm.system.interruption import interrupts_held
 from protlm.system.lock import KILLED
-from protlm.system.paths import explain_os_error, scratch_name
+from protlm.system.paths import failures_explained, scratch_name
 
 Tag = TypeVar("Tag")
 Item = TypeVar("Item")
@@ -198,13 +198,11 @@ def _apply(item: Any) -> "_Pickled":
     content = pickle.dumps(_function(item), pickle.HIGHEST_PROTOCOL)
     if len(content) <= _WRITTEN_AT_ONCE:
         return content
-    try:
-        with tempfile.NamedTemporaryFile(dir=_folder, delete=False) as file:
-            file.write(content)
-    except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-        raise explain_os_error(error, _folder.parent) from error
+    with (
+        failures_explained(_folder.parent, FULL_DISK),
+        tempfile.NamedTemporaryFile(dir=_folder, delete=False) as file,
+    ):
+        file.write(content)
     return Path(file.name)
 
 

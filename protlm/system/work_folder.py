@@ -21,6 +21,7 @@ from protlm.system.paths import (
     beside,
     check_output,
     explain_os_error,
+    failures_explained,
     finish,
     sha256_of,
 )
@@ -188,14 +189,11 @@ def work_folder(
             path.rmdir()
         raise explain_os_error(error, out) from error
     try:
-        work.begin(begun_with, restart=restart)
-        work.is_quiet = False
-        yield work
-        work.is_quiet = True
-    except OSError as error:
-        if error.errno in OUTPUT_FAULTS:
-            raise explain_os_error(error, out) from error
-        raise
+        with failures_explained(out, OUTPUT_FAULTS):
+            work.begin(begun_with, restart=restart)
+            work.is_quiet = False
+            yield work
+            work.is_quiet = True
     finally:
         with suppress(OSError):
             work.leave()

@@ -22,7 +22,7 @@ from protlm.attention.ops.products import cpu_multiplies_bfloat16
 from protlm.config import TrainerConfig
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import FolderLock
-from protlm.system.paths import explain_os_error, shipped
+from protlm.system.paths import failures_explained, shipped
 from protlm.system.shares import ProcessDiedError
 
 # Those that end a run after its next step: Ctrl-C, and what schedulers send before preemption,
@@ -86,11 +86,9 @@ def locked(run_dir: Path, *, break_lock: bool = False) -> Iterator[FolderLock | 
     if not is_first_rank():
         yield None
         return
-    try:
+    with failures_explained(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(run_dir, "being trained", "run_dir=", break_lock=break_lock)
-    except OSError as error:
-        raise explain_os_error(error, run_dir) from error
     try:
         yield lock
     finally:

@@ -26,7 +26,7 @@ from protlm.config.settings import may_change, used_with
 from protlm.config.settings_file import NO_FILE, FileSettings
 from protlm.system.errors import InputDataError, OutputError, UserError, one_of
 from protlm.system.lock import LOCK
-from protlm.system.paths import check_output, complete_file, explain_os_error
+from protlm.system.paths import check_output, complete_file, failures_explained
 from protlm.training.schedule import check_schedule, fitting_warmup
 
 _WARMUP = "schedule.warmup_steps"
@@ -159,10 +159,8 @@ def write_config(config: TrainConfig, stored: Mapping[Any, Any] | None) -> None:
         OmegaConf.save(plain, temporary)
     from protlm.checkpoints.format import CHECKPOINTS
 
-    try:
+    with failures_explained(run_dir):
         (run_dir / CHECKPOINTS).mkdir(exist_ok=True)
-    except OSError as error:
-        raise explain_os_error(error, run_dir) from error
 
 
 def refuse_another_run(config: TrainConfig) -> dict[Any, Any] | None:
@@ -187,10 +185,8 @@ def refuse_another_run(config: TrainConfig) -> dict[Any, Any] | None:
 
 def _stored(run_dir: Path) -> dict[Any, Any] | None:
     written = run_dir / RUN_CONFIG
-    try:
+    with failures_explained(run_dir):
         return read_run_config(written) if written.is_file() else None
-    except OSError as error:
-        raise explain_os_error(error, run_dir) from error
 
 
 def _is_given(name: str, keys: set[str]) -> bool:

@@ -18,7 +18,7 @@ from protlm.data.shards.cluster_index import ARRAYS as INDEX_ARRAYS
 from protlm.data.shards.manifest import Clusters, IndexEntry, ShardEntry
 from protlm.data.shards.mapped_shard import ARRAYS, CLUSTERS, CLUSTERS_TYPE, find_arrays, map_shard
 from protlm.data.vocabulary import VOCABULARY
-from protlm.system.paths import complete_file, explain_os_error
+from protlm.system.paths import complete_file, failures_explained
 
 # Readers map the arrays into memory, where aligned access is faster.
 _ALIGNMENT = 64
@@ -147,10 +147,8 @@ def write_cluster_index(directory: Path, split: str, shards: Sequence[ShardEntry
     starts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))
     arrays = {"offsets": np.append(starts, len(order)), "members": order}
     parts = {name: [array.astype(INDEX_ARRAYS[name])] for name, array in arrays.items()}
-    try:
+    with failures_explained(directory / file):
         size, sha256 = _write(directory / file, INDEX_ARRAYS, parts)
-    except OSError as error:
-        raise explain_os_error(error, directory / file) from error
     return IndexEntry(file, len(starts), size, sha256)
 
 
