@@ -144,9 +144,11 @@ class ClusterSplit(SplitRule):
         self._table, self._fractions = table, fractions
         self._pulled: set[int] = set()
         if families is not None:
-            for _, representative, member in read_clusters(table.path):
-                if families.families_of(accession(member)):
-                    self._pulled.add(name_hash(representative))
+            self._pulled.update(
+                name_hash(representative)
+                for _, representative, member in read_clusters(table.path)
+                if families.families_of(accession(member))
+            )
 
     def split_of(self, record: Record, digest: bytes) -> str:
         hashed = name_hash(record.identifier)

@@ -85,9 +85,8 @@ def head_features(model: PretrainedModel, sequence: str) -> np.ndarray:
 def examples(
     model: PretrainedModel, structures: Iterable[Structure]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the `head_features` and the contact map of each structure, one at a time in memory."""
-    for structure in structures:
-        yield head_features(model, structure.sequence), contact_map(structure)
+    """Returns the `head_features` and contact map of each structure, one at a time in memory."""
+    return ((head_features(model, one.sequence), contact_map(one)) for one in structures)
 
 
 def _each_head(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.linalg import toeplitz
 
 from protlm.analysis.bootstrap import MODEL, ratio_interval
 from protlm.analysis.intervals import HEADING, in_words, score_cells, shown
@@ -166,11 +167,10 @@ def nearest_in_sequence(structures: Sequence[Structure]) -> list[tuple[np.ndarra
 
     Contacts become rarer with the separation, so of any range the nearest pairs are above chance.
     """
-    found = []
-    for structure in structures:
-        positions = np.arange(len(structure.sequence), dtype=np.float64)
-        found.append((-np.abs(positions[:, None] - positions), contact_map(structure)))
-    return found
+    return [
+        (-toeplitz(np.arange(len(one.sequence), dtype=np.float64)), contact_map(one))
+        for one in structures
+    ]
 
 
 def group_scores(

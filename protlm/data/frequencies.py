@@ -29,17 +29,15 @@ def count_residues(sequences: Iterable[np.ndarray]) -> np.ndarray:
     >>> int(count_residues([VOCABULARY.encode("MKV"), VOCABULARY.encode("VV")])[VOCABULARY["V"]])
     3
     """
-    counts_V = np.zeros(len(VOCABULARY), dtype=np.int64)
-    for tokens in sequences:
-        counts_V += np.bincount(tokens, minlength=len(VOCABULARY))
-    return counts_V
+    counts = (np.bincount(tokens, minlength=len(VOCABULARY)) for tokens in sequences)
+    return sum(counts, np.zeros(len(VOCABULARY), dtype=np.int64))
 
 
 def sample(sequences: SplitReader, max_residues: int | None = None) -> Iterator[np.ndarray]:
-    """Yields the sequences of a split, or a random million of them, to count their residues."""
+    """Returns the sequences of a split, or a random million of them, to count their residues."""
     order = EpochOrder(len(sequences), seed=0, epoch=0)
-    for number in order[np.arange(min(len(sequences), _MOST_COUNTED))].tolist():
-        yield sequences[number][:max_residues]
+    numbers = order[np.arange(min(len(sequences), _MOST_COUNTED))].tolist()
+    return (sequences[number][:max_residues] for number in numbers)
 
 
 def frequencies(counts_V: np.ndarray) -> np.ndarray:

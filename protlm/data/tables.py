@@ -174,11 +174,10 @@ def places_of(path: Path, columns: Sequence[str], names: Sequence[str]) -> list[
 
 
 def read_columns(path: Path, what: str, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yields the line number and the cells of these columns of each row of a table."""
+    """Returns the line number and the cells of these columns of each row of a table."""
     columns, rows = read_table(path, what, names)
     places = places_of(path, columns, names)
-    for line, row in rows:
-        yield line, [row[place] for place in places]
+    return ((line, [row[place] for place in places]) for line, row in rows)
 
 
 def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:

@@ -312,12 +312,11 @@ _FIRST, _LETTERS = int(VOCABULARY.residues[0]), len(VOCABULARY.residues)
 
 def compositions(sequences: Sequence[str]) -> np.ndarray:
     """Returns the frequencies of the 20 amino acids and log(length), float32 [sequences, 21]."""
-    features = np.zeros((len(sequences), len(STANDARD) + 1), dtype=np.float32)
-    for row, sequence in enumerate(sequences):
-        counts = np.bincount(_numbers(sequence), minlength=len(STANDARD))
-        features[row, :-1] = counts[: len(STANDARD)] / max(len(sequence), 1)
-        features[row, -1] = np.log(max(len(sequence), 1))
-    return features
+    size = len(STANDARD)
+    counts = [np.bincount(_numbers(one), minlength=size)[:size] for one in sequences]
+    lengths = np.array([[max(len(one), 1)] for one in sequences]).reshape(-1, 1)
+    shares = np.reshape(counts, (-1, size)) / lengths
+    return np.hstack([shares, np.log(lengths)]).astype(np.float32)
 
 
 def three_mers(fit: Sequence[str], other: Sequence[str]) -> tuple[Any, Any]:
