@@ -130,8 +130,7 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
         local, others = zip(*map(self._split, heads), strict=True)
         entering = None if view.entering is None else view.entering.window
         near, window = self.near.forward_family(local, context, view._replace(entering=entering))
-        assert isinstance(self.linear, SeesRelatives)
-        far, state = self.linear.forward_family(others, context, self._of_linear(view))
+        far, state = self._far.forward_family(others, context, self._of_linear(view))
         return torch.cat([near, far], dim=1), None if state is None else HybridState(window, state)
 
     def family_rows(
@@ -139,8 +138,7 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
     ) -> Tensor:
         (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
         near = self.near.family_rows(near_q, near_k, context, view, rows)
-        assert isinstance(self.linear, SeesRelatives)
-        far = self.linear.family_rows(far_q, far_k, context, self._of_linear(view), rows)
+        far = self._far.family_rows(far_q, far_k, context, self._of_linear(view), rows)
         return torch.cat([near, far.to(near.dtype)], dim=1)
 
     def across(
@@ -148,9 +146,13 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
     ) -> tuple[Tensor, None]:
         assert not own, "windows and linear heads are apart from each other"
         local, others = zip(*map(self._split, heads), strict=True)
-        assert isinstance(self.linear, SeesRelatives)
-        far, _ = self.linear.across(others, context, self._of_linear(view), own=own)
+        far, _ = self._far.across(others, context, self._of_linear(view), own=own)
         return torch.cat([torch.zeros_like(local[2]), far], dim=1), None
+
+    @property
+    def _far(self) -> SeesRelatives:
+        assert isinstance(self.linear, SeesRelatives)
+        return self.linear
 
     def _of_linear(self, view: View) -> View:
         return view._replace(
@@ -162,9 +164,8 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
         self, state: HybridState, k_BHK: Tensor, v_BHC: Tensor, *, apart: bool
     ) -> HybridState:
         (near_k, far_k), (near_v, far_v) = self._split(k_BHK), self._split(v_BHC)
-        assert isinstance(self.linear, SeesRelatives)
         window = self.near.entered(state.window, near_k, near_v, apart=apart)
-        return HybridState(window, self.linear.entered(state.linear, far_k, far_v, apart=apart))
+        return HybridState(window, self._far.entered(state.linear, far_k, far_v, apart=apart))
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
