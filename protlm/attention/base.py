@@ -9,13 +9,10 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from protlm.attention.ops.numerics import accum_dtype
+from protlm.attention.ops.numerics import accum_dtype, not_compiled
 from protlm.bounds import Bounds, taken
 from protlm.config.fields import Range
 from protlm.system.errors import UserError
-
-# The decorator, whose types lose the arguments of a method.
-not_compiled: Any = torch.compiler.disable
 
 
 def even(low: int) -> Range:

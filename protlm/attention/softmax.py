@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention.base import Context, QueryKeyNorms, Recurrent, not_compiled
+from protlm.attention.base import Context, QueryKeyNorms, Recurrent
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import (
     at_once,
+    not_compiled,
     padding_bias,
     recomputed,
     softmax_weights,

@@ -14,7 +14,6 @@ from protlm.attention.base import (
     QueryKeyNorms,
     RandomFeatures,
     Recurrent,
-    not_compiled,
 )
 from protlm.attention.linearized.case import Attend, Case
 from protlm.attention.linearized.families import ProteinSums, ReadSums, Sums, seen
@@ -30,6 +29,7 @@ from protlm.attention.linearized.tiles import WHOLE
 from protlm.attention.ops.numerics import (
     accum_dtype,
     no_autocast,
+    not_compiled,
     upcast,
     visible_keys,
     zero_padding,

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from protlm.attention.ops.blocks import Window
 from protlm.attention.ops.key_value_cache import KeyValueCache
-from protlm.attention.ops.numerics import no_autocast, softmax_weights, upcast
+from protlm.attention.ops.numerics import no_autocast, not_compiled, softmax_weights, upcast
 from protlm.bounds import Bounds
 
 # Queries of a tile, and keys of relatives: with fewer, calls take longer than what they compute;
@@ -33,10 +33,6 @@ _POSITIONS = 32
 _HIDDEN = 1e30
 
 _Index = slice | Tensor
-
-
-# The decorator, whose types lose the arguments.
-_not_compiled: Any = torch.compiler.disable
 
 
 class Sight(NamedTuple):
@@ -103,7 +99,7 @@ class AlignedKeys:
         return KeyValueCache(k, v, k.shape[2]).attend(q_BHK)
 
 
-@_not_compiled
+@not_compiled
 def aligned_softmax(
     q_1HLK: Tensor,
     k_1HLK: Tensor,

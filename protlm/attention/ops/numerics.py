@@ -3,6 +3,7 @@
 import math
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 # Calls a function of tensors without keeping its intermediate results for the backward pass.
 recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+# The decorator, whose types lose the arguments of a function.
+not_compiled: Any = torch.compiler.disable
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
