@@ -94,10 +94,17 @@ def compare(
     for number, place in dict.fromkeys([*chosen_for, *named]):
         level, least = threshold[number, place], float(bar[place])
         found = _figures(column(reported, number) > level, concepts, place)
-        row = {"concept": concepts.names[place], "feature": number, "threshold": THRESHOLDS[level]}
-        is_chosen = (number, place) in chosen_for
-        row |= {**found, "by chance": least, "chosen": is_chosen, "named": found["F1"] > least}
-        rows.append(row)
+        rows.append(
+            {
+                "concept": concepts.names[place],
+                "feature": number,
+                "threshold": THRESHOLDS[level],
+                **found,
+                "by chance": least,
+                "chosen": (number, place) in chosen_for,
+                "named": found["F1"] > least,
+            }
+        )
     return rows
 
 
