@@ -148,9 +148,11 @@ class Accuracy(Evaluation):
                 )
             interval = {MODEL: bounds(*values["interval"]["perplexity"], style=".2f")}
             kinds = {who: values[who] for who in ("model", *BASELINES, "uniform")}
-            for who in ("model", *BASELINES) if "macro" in values else ():
-                name = f"{who}, mean over {values['macro']['groups']} groups"
-                kinds[name] = values["macro"][who]
+            if "macro" in values:
+                kinds |= {
+                    f"{who}, mean over {values['macro']['groups']} groups": values["macro"][who]
+                    for who in ("model", *BASELINES)
+                }
             for who, figures in kinds.items():
                 cells = (f"{figures['accuracy']:.2%}", f"{figures['perplexity']:.2f}")
                 targets = f"{values['targets']:,}"
