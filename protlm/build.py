@@ -28,6 +28,7 @@ from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
 from protlm.loading import load_model, read_model
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.selfattention import HEADS_OF_RELATIVES
 from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import InputDataError, UserError, one_of
 from protlm.training.datamodule import SequenceData
@@ -48,7 +49,11 @@ def load_initial_weights(
     _check_alphabet(f"model.init_from={path}", found.description)
     was, now = found.description.attention, mechanism["name"]
     converted = f"or give the result of: protlm checkpoint convert {path} --attention {now}"
-    if model.relatives is None and found.description.model.relatives is not None:
+    weights, there = found.weights, found.description.model
+    if model.relatives is None and there.relatives_heads:
+        # Without them, it is a model of single proteins.
+        weights = {name: x for name, x in weights.items() if HEADS_OF_RELATIVES not in name}
+    elif model.relatives is None and there.relatives is not None:
         raise UserError(
             f"model.init_from={path} was trained with relatives, and predicts little without them; "
             "type data.batching=relatives (data.relatives_alone=1 and data.relatives_last=0 show "
@@ -70,10 +75,10 @@ def load_initial_weights(
             f"this run is {here}); type: {typed}"
         )
     # What sees relatives is new in a model of single proteins, and is 0 at first.
-    new = (".relatives_factor", "family_numbers")
-    first = {k: x for k, x in network.state_dict().items() if k.endswith(new)}
+    new = (".relatives_factor", HEADS_OF_RELATIVES, "family_numbers")
+    first = {k: x for k, x in network.state_dict().items() if any(one in k for one in new)}
     try:
-        network.load_state_dict({**first, **found.weights})
+        network.load_state_dict({**first, **weights})
     except RuntimeError:
         raise UserError(
             f"the weights of model.init_from={path}, of attention={was}, do not fit "
@@ -135,6 +140,8 @@ def build_training(plan: RunPlan) -> LanguageModeling:
     network = build_network(plan.model, config.attention, seed=config.seed)
     _check_fits(network, plan)
     network.activation_checkpointing = config.trainer.activation_checkpointing
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(HEADS_OF_RELATIVES in name or not config.optimizer.only_relatives)
     # A run that continues has weights in its checkpoints.
     starts_from = None if all_checkpoints(plan.run_dir) else config.model.init_from
     if starts_from is None:

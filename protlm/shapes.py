@@ -12,6 +12,7 @@ LEGEND: dict[str, str] = {
     "K": "query and key width of a head",
     "C": "value width of a head",
     "D": "model width",
+    "E": "width of all heads together",
     "F": "feed-forward width",
     "R": "random features",
     "V": "vocabulary",

@@ -9,7 +9,8 @@ order, in steps of 8,192 tokens, with the attention and what else its name says;
 protein of them alone. Each is evaluated by `evaluation=relatives` on the held-out families, with
 relatives below 50 % identity, and in distribution, with any: one query of a family, or with --final
 two, and for held-out families all controls. Arms are compared with their twins, if these are among
---arms, by means over seeds. Finished parts are not repeated, and interrupted ones continue.
+--arms, and with the other arms, by means over seeds. Finished parts are not repeated, and
+interrupted ones continue.
 """
 
 import argparse
@@ -124,8 +125,8 @@ def table(runs: Sequence[tuple[str, int]], given: argparse.Namespace) -> str:
         for name in SPLITS:
             found = results_of(folder, name, given)
             nats = [found["curve"][number]["model"]["nats"]["mean"] for number in ("0", "1", "16")]
-            rows[-1] += [*(f"{one:.3f}" for one in nats)]
-            rows[-1].append(in_words(found["differences"]["model - alone"], "+.3f"))
+            gain = in_words(found["differences"]["model - alone"], "+.3f")
+            rows[-1] += [*(f"{one:.3f}" for one in nats), gain]
         own = nats_of(folder, given)["model, 16"]
         rows[-1].append(
             "" if (own == first).all() else in_words(ratio_interval(own - first), "+.3f")
@@ -152,6 +153,11 @@ def over_seeds(arm: str, given: argparse.Namespace) -> str:
         controls = ("shuffled", "unrelated") if given.final else ()
         others |= {name: own[f"model, {name}"] for name in controls}
         others |= {x: any_run[f"{x}, 16"] for x in PREDICTORS if f"{x}, 16" in any_run}
+        others |= {
+            f"{x} with 16": nats_of(folder_of(x, seed, given), given)["model, 16"]
+            for x in given.arms
+            if x != arm and not x.endswith(TWIN)
+        }
         found.append({f"with 16 - {name}": own["model, 16"] - x for name, x in others.items()})
         found[-1]["mixed - mixed alone"] = own["mixed, 16"] - own["mixed alone, 16"]
         found[-1]["mixed - the twin mixed alone"] = own["mixed, 16"] - twin["mixed alone, 16"]

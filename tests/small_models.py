@@ -43,6 +43,7 @@ def small_model(
     max_length: int | None = None,
     relatives: str | None = None,
     relatives_sum: str = "joint",
+    relatives_heads: int = 0,
     **options: Any,
 ) -> PretrainedModel:
     """A model of any length, or with a table of `max_length` positions.
@@ -60,6 +61,7 @@ def small_model(
         relatives=None if relatives is None else Relatives(relatives),
         relatives_positions=RelativesPositions.aligned,
         relatives_sum=RelativesSum(relatives_sum),
+        relatives_heads=relatives_heads,
     )
 
     def rebuild(seed: int) -> ProteinLM:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class SlidingWindow(SeesRelatives, Recurrent[WindowState]):
     is_linear: ClassVar[bool] = False
     rounded_by_autocast: ClassVar[bool] = True
     sums_apart = False
+    # Whether a query sees its own protein, in a layer of the family.
+    sees_own = True
     cost: ClassVar[str] = "L window K"
     exports = True
     advice: ClassVar[str] = "local layers of `alternating`; alone, it does not see distant pairs"
@@ -59,6 +61,13 @@ class SlidingWindow(SeesRelatives, Recurrent[WindowState]):
         self.window = window
         self.relatives_window = relatives_window
         self.sees_relatives = relatives_window is not None
+
+    @classmethod
+    def of_relatives(cls, around: int) -> Self:
+        """Returns one whose queries see nothing but the aligned residues of relatives."""
+        made = cls(relatives_window=around)
+        made.sees_own = False
+        return made
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
         return self._mixed((q_BHLK, k_BHLK, v_BHLC), context, context.mask_BL)
@@ -125,6 +134,7 @@ class SlidingWindow(SeesRelatives, Recurrent[WindowState]):
         return WindowState(self.initial_state(k_BHK, v_BHC).own, state)
 
     def _sight(self, context: Context, view: View, *, own: bool = True) -> Sight:
+        own = own and self.sees_own
         window = Window.of(self.window, causal=context.causal) if own else None
         # No position is so near.
         around = -1 if self.relatives_window is None else self.relatives_window

@@ -66,6 +66,8 @@ class ModelDescription:
             # As it was before there were relatives, and with it the identity of a model.
             model = plain["model"].items()
             plain["model"] = {key: x for key, x in model if not key.startswith("relatives")}
+        elif not self.model.relatives_heads:
+            del plain["model"]["relatives_heads"], plain["model"]["relatives_around"]
         return {key: value for key, value in plain.items() if value is not None}
 
     @classmethod
@@ -94,13 +96,14 @@ class ModelDescription:
 def differences(found: ModelConfig, asked: ModelConfig) -> list[tuple[str, str, str]]:
     """Returns the settings in which two models are different functions of their weights.
 
-    One of single proteins may become one that sees relatives.
+    One of single proteins may become one that sees relatives, and one with heads of relatives is
+    one of single proteins without them.
 
     Each with its value in `found` and in `asked`, as in a config.
     """
     named = [f.name for f in fields(ModelConfig) if f.name not in _SAME_FUNCTION]
     pairs = [(name, _effective(found, name), _effective(asked, name)) for name in named]
-    if found.relatives is None:
+    if found.relatives is None or (found.relatives_heads and asked.relatives is None):
         pairs = [pair for pair in pairs if not pair[0].startswith("relatives")]
     return [(name, as_typed(one), as_typed(other)) for name, one, other in pairs if one != other]
 

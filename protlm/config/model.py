@@ -138,6 +138,19 @@ class ModelConfig(Checked):
         RelativesSum.joint,
         used_with="data.batching=relatives",
     )
+    relatives_heads: int = setting(
+        "heads of their own in each layer of the family, which see aligned residues of relatives; "
+        "what they add is first 0, and all other heads see the protein alone; 0: none",
+        0,
+        allowed=at_least(0),
+        used_with="data.batching=relatives",
+    )
+    relatives_around: int = setting(
+        "how far from its own position a head of `relatives_heads` sees relatives",
+        8,
+        allowed=at_least(0),
+        used_with="data.batching=relatives",
+    )
     relatives_numbers: int = setting(
         "rows of a table of the numbers of proteins in their family, added to the embedding, as in "
         "E1; 0: none",
@@ -209,6 +222,15 @@ class ModelConfig(Checked):
             raise UserError(
                 f"model.relatives_positions=run has no rows in the table of model.positions="
                 f"{self.positions}; choose restart, or model.positions=rotary"
+            )
+        if self.relatives_heads and (
+            self.relatives_sum is RelativesSum.apart
+            or self.relatives_positions is RelativesPositions.run
+        ):
+            raise UserError(
+                "model.relatives_heads are apart from the other heads, and see the same positions "
+                "of relatives; leave model.relatives_sum out, and type "
+                "model.relatives_positions=restart or aligned"
             )
         if self.global_every and self.relatives_every != self.global_every:
             raise UserError(

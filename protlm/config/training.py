@@ -119,6 +119,12 @@ class OptimizerConfig(Checked):
     beta2_half_life: float | None = setting(
         "half-life of the second moment in tokens; replaces `beta2`", None, allowed=above(0)
     )
+    only_relatives: bool = setting(
+        "trains `model.relatives_heads` alone, so that `model.init_from` predicts single proteins "
+        "as before",
+        False,
+        used_with="data.batching=relatives",
+    )
     eps: float = setting("ε of AdamW's denominator", 1e-9, allowed=above(0))
     weight_decay: float = setting(
         "decoupled weight decay, of matrices only", 0.1, allowed=at_least(0)

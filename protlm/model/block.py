@@ -112,7 +112,8 @@ class Block(nn.Module):
 
     def attention_inputs(self, x_BLD: Tensor, context: BlockContext) -> AttentionInputs:
         """Returns the inputs of the mechanism of this block for a residual."""
-        return self.attention.inputs(self.attention_norm(x_BLD) if self.pre else x_BLD, context)
+        x_BLD = self.attention_norm(x_BLD) if self.pre else x_BLD
+        return self.attention.all_inputs(x_BLD, context)
 
     def _add(self, x_BLD: Tensor, sublayer: Sublayer, norm: nn.Module) -> Tensor:
         if self.pre:

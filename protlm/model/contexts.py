@@ -6,7 +6,6 @@ Only what belongs to the query is returned.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple, final
 
@@ -102,10 +101,8 @@ class NetworkInContext(ProteinLM):
         """Yields, for one query, the inputs of layers of the family with those of its context."""
         assert bounds is None and len(tokens_BL) == 1, "maps are of one query"
         tokens, mask, both = self._after(self._family, tokens_BL, mask_BL)
-        start = self.num_before
         for number, x in super().attention_inputs(tokens, mask, causal=causal, bounds=both):
-            own = x.of_last(start) if x.view is None else replace(x, own=start)
-            yield number, own
+            yield number, x.of_query(self.num_before)
 
     def initial_state(self, family: FamilyState | None = None) -> DecodingState:
         """Returns the state before the first position of a query."""

@@ -228,11 +228,10 @@ class PretrainedModel:
         chosen = [head - 1 for head in heads]
         for number, x in self.attention_inputs(batch):
             if number in wanted:
-                mechanism = self.network.mechanism(number)
                 length = batch.tokens_BL.shape[1]
                 for start in range(0, length, block):
                     rows = slice(start, min(start + block, length))
-                    map_BHML = x.map_rows(mechanism, rows)
+                    map_BHML = x.map_rows(rows)
                     # Of relatives, no columns.
                     yield number, rows, map_BHML[:, chosen, :, x.own :]
             if number == max(wanted, default=number):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 import torch
@@ -13,6 +13,7 @@ from protlm.attention import Attention
 from protlm.attention.base import Context, QueryKeyNorms, Recurrent, State
 from protlm.attention.ops.numerics import upcast
 from protlm.attention.relatives import SeesRelatives, View
+from protlm.attention.window import SlidingWindow
 from protlm.bounds import Bounds
 from protlm.config import ModelConfig, QueryKeyWidth, Relatives, RelativesPositions, RelativesSum
 from protlm.data.vocabulary import Vocabulary
@@ -22,6 +23,8 @@ from protlm.system.errors import UserError
 
 # Part of the name of every weight of a mechanism.
 MECHANISM = ".attention.mechanism."
+# And of every weight of heads of relatives.
+HEADS_OF_RELATIVES = ".attention.relatives."
 # FAVOR+ estimates softmax well while |q̂|² + |k̂|² is below about 6, that is 3 for each.
 _LARGEST_NORM = math.sqrt(3.0)
 
@@ -122,31 +125,38 @@ class BlockContext(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """The inputs of a mechanism in one block.
+    """A mechanism in one block, and its inputs.
 
     Those of a layer that sees the family are of one family, whose last protein, from the position
-    `own` on, is the query.
+    `own` on, is the query. `relatives` are those of heads of relatives beside the mechanism.
     """
 
+    mechanism: Attention
     q_BHLK: Tensor
     k_BHLK: Tensor
     v_BHLC: Tensor
     context: Context
     view: View | None = None
     own: int = 0
+    relatives: "AttentionInputs | None" = None
 
-    def map_rows(self, mechanism: Attention, rows: slice) -> Tensor:
+    def map_rows(self, rows: slice) -> Tensor:
         """Returns some rows of the query's map, over all keys, BHML."""
+        mechanism, given = self.mechanism, (self.q_BHLK, self.k_BHLK, self.context)
         if self.view is None:
-            return mechanism.attention_map(self.q_BHLK, self.k_BHLK, self.context, rows)
+            return mechanism.attention_map(*given, rows)
         assert isinstance(mechanism, SeesRelatives)
         rows = slice(self.own + rows.start, self.own + rows.stop)
-        return mechanism.family_rows(self.q_BHLK, self.k_BHLK, self.context, self.view, rows)
+        return mechanism.family_rows(*given, self.view, rows)
 
-    def of_last(self, start: int) -> "AttentionInputs":
-        """Returns those of the protein that begins at a position, in a layer of the protein."""
+    def of_query(self, start: int) -> "AttentionInputs":
+        """Returns those of the protein that begins at a position, with the family if it sees it."""
+        if self.view is not None:
+            return replace(self, own=start)
         q, k, v = (x[:, :, start:] for x in (self.q_BHLK, self.k_BHLK, self.v_BHLC))
-        return AttentionInputs(q, k, v, self.context.of_positions(start))
+        others = self.relatives and self.relatives.of_query(start)
+        context = self.context.of_positions(start)
+        return AttentionInputs(self.mechanism, q, k, v, context, relatives=others)
 
 
 @final
@@ -179,6 +189,9 @@ class SelfAttention(nn.Module):
     * another rotary base in each layer whose number, from 1, is a multiple of `global_every`;
     * a short convolution of the input, before the projections;
     * a value embedding;
+    * heads of relatives, a sublayer of their own beside this one, which adds what they see in their
+      family; its output projection starts at 0 (as the gates of Flamingo do, arXiv 2204.14198,
+      section 2.2), and a protein without relatives has nothing added;
     * an output gate: out = RMSNorm(mixed) ⊙ SiLU(G x) with a norm for each head (RetNet, arXiv
       2307.08621, equation 8). The norm cancels any positive factor of a row, as the denominator of
       linear attention (TransNormer, arXiv 2210.10340, section 3.2).
@@ -212,7 +225,9 @@ class SelfAttention(nn.Module):
         )
         self.mechanism = mechanism
         self.sees_family, self.relatives_factor = False, None
-        if config.sees_family(layer) and isinstance(mechanism, SeesRelatives):
+        self.relatives: SelfAttention | None = None
+        sees_family = config.sees_family(layer) and not config.relatives_heads
+        if sees_family and isinstance(mechanism, SeesRelatives):
             # Of a pattern, windows may see the protein alone in any layer.
             self.sees_family = mechanism.sees_relatives
             is_apart = config.relatives_sum is RelativesSum.apart
@@ -225,6 +240,13 @@ class SelfAttention(nn.Module):
                 raise UserError(refusal)
             if is_apart and self.sees_family and mechanism.sums_apart:
                 self.relatives_factor = nn.Parameter(torch.zeros(self.num_heads))
+
+    def all_inputs(self, hidden_BLD: Tensor, context: BlockContext) -> AttentionInputs:
+        """Returns the inputs with those of heads of relatives, if these see some."""
+        x = self.inputs(hidden_BLD, context)
+        if self.relatives is None or context.view is None:
+            return x
+        return replace(x, relatives=self.relatives.inputs(hidden_BLD, context))
 
     def inputs(self, hidden_BLD: Tensor, context: BlockContext) -> AttentionInputs:
         if self.convolution is not None:
@@ -247,21 +269,22 @@ class SelfAttention(nn.Module):
         else:
             projected = tuple(p(hidden_BLD) for p in projections)
         if self.clip is not None:
-            projected = tuple(x_BLD.clamp(-self.clip, self.clip) for x_BLD in projected)
-        query_BLD, *key_BLD, value_BLD = projected
+            projected = tuple(x_BLE.clamp(-self.clip, self.clip) for x_BLE in projected)
+        query_BLE, *key_BLE, value_BLE = projected
         if self.value_embedding is not None:
-            value_BLD = value_BLD + self.value_embedding(context.tokens_BL)
-        q_BHLK = self._rotated(self.query_norm(self._heads(query_BLD)), context)
+            value_BLE = value_BLE + self.value_embedding(context.tokens_BL)
+        q_BHLK = self._rotated(self.query_norm(self._heads(query_BLE)), context)
         k_BHLK = q_BHLK
-        if key_BLD:
-            k_BHLK = self._rotated(self.key_norm(self._heads(key_BLD[0])), context)
+        if key_BLE:
+            k_BHLK = self._rotated(self.key_norm(self._heads(key_BLE[0])), context)
         given = Context(
             hidden_BLD, context.mask_BL, context.causal, context.is_whole, context.logit_bias
         )
         view = None
         if self.sees_family and context.view is not None:
             view = context.view._replace(factor_H=self.relatives_factor)
-        return AttentionInputs(q_BHLK, k_BHLK, self._heads(value_BLD), given, view)
+        heads = q_BHLK, k_BHLK, self._heads(value_BLE)
+        return AttentionInputs(self.mechanism, *heads, given, view)
 
     def forward(self, hidden_BLD: Tensor, context: BlockContext) -> Tensor:
         mechanism, causal = self.mechanism, context.causal
@@ -277,7 +300,11 @@ class SelfAttention(nn.Module):
             mixed_BHLC, state = self.mechanism.forward_family(heads, x.context, x.view)
         else:
             mixed_BHLC = self.mechanism(*heads, x.context, context.bounds)
-        return state, self._out(mixed_BHLC.transpose(1, 2), x.context.hidden_BLD)
+        out_BLD = self._out(mixed_BHLC.transpose(1, 2), x.context.hidden_BLD)
+        if self.relatives is not None and context.view is not None:
+            state, of_relatives_BLD = self.relatives.read(hidden_BLD, context)
+            out_BLD = out_BLD + of_relatives_BLD
+        return state, out_BLD
 
     def step(
         self, state: State | None, hidden_B1D: Tensor, context: BlockContext
@@ -329,6 +356,23 @@ class SelfAttention(nn.Module):
 
     def _heads(self, x_BLD: Tensor) -> Tensor:
         return x_BLD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def heads_of_relatives(config: ModelConfig, vocabulary: Vocabulary) -> SelfAttention:
+    """Returns the sublayer of `relatives_heads`, whose heads are as wide as the others."""
+    config = replace(
+        config,
+        num_heads=config.relatives_heads,
+        head_dim=config.width_of_head,
+        relatives_heads=0,
+        relatives_every=1,
+        global_every=0,
+        qk_norm=True,
+        qk_norm_width=QueryKeyWidth.head,
+        qkv_clip=None,
+        output_gate=False,
+    )
+    return SelfAttention(config, SlidingWindow.of_relatives(config.relatives_around), vocabulary)
 
 
 def _query_key_norm(config: ModelConfig, mechanism: Attention) -> nn.Module:

@@ -34,7 +34,12 @@ from protlm.data.vocabulary import VOCABULARY, Vocabulary
 from protlm.model.block import Block, norm_layer
 from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
 from protlm.model.positions import PositionTable, RelativeBias, Rotary
-from protlm.model.selfattention import AttentionInputs, BlockContext, ValueEmbedding
+from protlm.model.selfattention import (
+    AttentionInputs,
+    BlockContext,
+    ValueEmbedding,
+    heads_of_relatives,
+)
 from protlm.system.errors import OptionError, UserError, one_of
 
 # Why an encoder is refused.
@@ -141,21 +146,6 @@ class ProteinLM(nn.Module):
             Block(config, mechanism(number), vocabulary, number + 1)
             for number in range(config.num_layers)
         )
-        attentions = [block.attention for block in self.blocks if isinstance(block, Block)]
-        seeing = [one for one in attentions if one.sees_family]
-        if config.relatives is not None and not seeing:
-            raise UserError(
-                f"no layer sees relatives: of {config.num_layers} layers, each one whose number is "
-                f"a multiple of {config.relatives_every} can, and windows need "
-                "attention.relatives_window; type model.relatives_every=1, "
-                "attention.relatives_window=16 or another attention"
-            )
-        is_apart = config.relatives_sum is RelativesSum.apart
-        if seeing and is_apart and all(one.relatives_factor is None for one in seeing):
-            raise UserError(
-                "model.relatives_sum=apart has no effect on windows, whose softmax has the protein "
-                "and its relatives; leave it out"
-            )
         if self.relative is not None:
             for number in range(config.num_layers):
                 self.relative.check(self.mechanism(number + 1))
@@ -175,6 +165,31 @@ class ProteinLM(nn.Module):
         if is_tied:
             with torch.no_grad():
                 self.embedding.weight /= math.sqrt(dim)
+        # After all other weights, which the seed decides without them.
+        self._see_families(config)
+
+    def _see_families(self, config: ModelConfig) -> None:
+        """Adds heads of relatives, and refuses settings with which no layer sees any."""
+        attentions = [block.attention for block in self.blocks if isinstance(block, Block)]
+        for number, attention in enumerate(attentions, start=1):
+            if config.relatives_heads and config.sees_family(number):
+                added = heads_of_relatives(config, self.vocabulary).apply(_initialize)
+                nn.init.zeros_(added.output.weight)
+                attention.relatives = added
+        seeing = [one for one in attentions if one.sees_family or one.relatives]
+        if config.relatives is not None and not seeing:
+            raise UserError(
+                f"no layer sees relatives: of {config.num_layers} layers, each one whose number is "
+                f"a multiple of {config.relatives_every} can, and windows need "
+                "attention.relatives_window; type model.relatives_every=1, "
+                "attention.relatives_window=16 or another attention"
+            )
+        is_apart = config.relatives_sum is RelativesSum.apart
+        if seeing and is_apart and all(one.relatives_factor is None for one in seeing):
+            raise UserError(
+                "model.relatives_sum=apart has no effect on windows, whose softmax has the protein "
+                "and its relatives; leave it out"
+            )
 
     @property
     def num_layers(self) -> int:
@@ -472,7 +487,7 @@ def build_network(
 ) -> ProteinLM:
     """Returns a network with new weights, a pure function of the config and the seed."""
     chosen = mechanisms_of(attention, model.num_layers)
-    if model.relatives is not None:
+    if model.relatives is not None and not model.relatives_heads:
         _check_relatives(attention, model.num_layers)
     first: dict[str, Attention] = {}
 

@@ -24,7 +24,8 @@ def relatives_to_plain(
 ) -> dict[str, Any]:
     """Returns values for JSON of a model in a context: the relatives, and the heads that see them.
 
-    Of each head, `relatives` are those with the most weight, their special tokens included, and
+    Heads of relatives are one, without a number, with the mean of their weights. Of each head,
+    `relatives` are those with the most weight, their special tokens included, and
     `mean` that of a row; `mass` is that of each row on these and on all relatives. `residues` are
     the strongest ones of each row, numbered through all relatives, and `weights` theirs.
     """
@@ -33,20 +34,23 @@ def relatives_to_plain(
     inner = (np.arange(size)[words.inner] for size in sizes)
     columns = np.concatenate([np.zeros(0, int), *map(np.add, accumulate(sizes, initial=0), inner)])
     rows, chosen = range(batch.tokens_BL.shape[1])[words.inner], [head - 1 for head in heads]
-    for layer, x in model.attention_inputs(batch):
+    for layer, inputs in model.attention_inputs(batch):
+        are_apart, x = inputs.relatives is not None, inputs.relatives or inputs
         # A layer of the protein, or an empty context.
         if layer not in layers or not x.own:
             continue
-        mechanism, parts = model.network.mechanism(layer), []
+        parts = []
         step = max(_WEIGHTS // (x.k_BHLK.shape[2] * model.num_heads), 1)
         for start in range(rows.start, rows.stop, step):
             block = slice(start, min(start + step, rows.stop))
-            map_HML = x.map_rows(mechanism, block)[0, chosen, :, : x.own].float().cpu()
+            map_HML = x.map_rows(block)[0, ..., : x.own].float().cpu()
+            map_HML = map_HML.mean(0, keepdim=True) if are_apart else map_HML[chosen]
             mass_HMR = torch.stack([one.sum(-1) for one in map_HML.split(sizes, -1)], -1)
             top = map_HML[..., columns].topk(min(_RESIDUES, len(columns)))
             parts.append((mass_HMR, *top))
         joined = (torch.cat(some, dim=1).numpy() for some in zip(*parts, strict=True))
-        for head, mass_LR, weights, residues in zip(heads, *joined, strict=True):
+        numbers = [None] if are_apart else heads
+        for head, mass_LR, weights, residues in zip(numbers, *joined, strict=True):
             mean_R = mass_LR.mean(axis=0)
             order = np.argsort(-mean_R, kind="stable")[:_RELATIVES]
             mass = np.concatenate([mass_LR[:, order], mass_LR.sum(1, keepdims=True)], axis=1)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from protlm.checkpoints.checks import Artifact
+from protlm.model.selfattention import HEADS_OF_RELATIVES
 from protlm.system.errors import UserError
 
 _ADAPTERS = Artifact("adapter.safetensors", "adapter.json", "LoRA adapters", "finetune")
@@ -40,8 +41,15 @@ def _adapted_weight(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def add_adapters(network: nn.Module, *, rank: int, targets: Sequence[str], seed: int) -> None:
-    """Puts adapters into layers whose names end in a target; nothing else is trained."""
-    layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
+    """Puts adapters into layers whose names end in a target; nothing else is trained.
+
+    Heads of relatives have none: proteins are read alone.
+    """
+    layers = {
+        name: one
+        for name, one in network.named_modules()
+        if isinstance(one, nn.Linear) and HEADS_OF_RELATIVES not in name
+    }
     network.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -162,7 +162,7 @@ def _callbacks(
     estimates = WatchEstimates(module.network, every=config.log_every)
     callbacks = [
         TrackDataProgress(),
-        RedrawFeatures(),
+        RedrawFeatures(keeps=plan.config.optimizer.only_relatives),
         *([] if config.ema_decay is None else [AverageWeights(config.ema_decay)]),
         Monitor(
             every=config.log_every,

@@ -77,8 +77,15 @@ class RunPlan:
     @cached_property
     def model(self) -> ModelConfig:
         """The model; one that is trained on families sees all of them, or, if causal, in order."""
-        model = self.config.model
-        if self.config.data.batching is not Batching.relatives:
+        model, are_related = self.config.model, self.config.data.batching is Batching.relatives
+        if self.config.optimizer.only_relatives and not (
+            are_related and model.relatives_heads and model.init_from
+        ):
+            raise UserError(
+                "optimizer.only_relatives=true trains heads of relatives beside a trained model; "
+                "type data.batching=relatives model.relatives_heads=2 model.init_from=MODEL"
+            )
+        if not are_related:
             if model.relatives is not None:
                 raise UserError(
                     f"model.relatives={model.relatives} has no effect without rows of relatives; "
@@ -105,6 +112,11 @@ class RunPlan:
                 "model.relatives_positions=aligned places it by all of its residues, which "
                 "objective=causal predicts; type model.relatives=ordered "
                 "model.relatives_positions=restart"
+            )
+        if self.is_causal and model.relatives_heads:
+            raise UserError(
+                "model.relatives_heads does not support objective=causal; choose "
+                "objective=mask_only, or attention=hybrid attention.relatives_window=8"
             )
         if self.config.objective.stage is not None:
             raise UserError(

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from protlm.attention.relatives import SeesRelatives
 from protlm.bounds import Bounds
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.contexts import NetworkInContext, Relative
 from protlm.model.transformer import FamilyState, ProteinLM
 from protlm.system.errors import UserError
 from tests.model.test_packed import ALIGNED, EXTRAS, gradients, trained
+from tests.small_models import network_of
 
 Family = list[Tensor]
 LENGTHS = [[9, 40, 12], [7], [33, 10]]
@@ -82,6 +84,7 @@ def close(found: list[Tensor], expected: list[Tensor]) -> None:
         {"relatives": "full", "relatives_sum": "apart"},
         {"relatives": "ordered", "relatives_positions": "run"},
         {"relatives": "ordered", "relatives_sum": "apart", "relatives_every": 2},
+        {"relatives": "full", "relatives_heads": 2},
     ],
     ids=lambda x: "-".join(map(str, x.values())),
 )
@@ -166,6 +169,29 @@ def test_a_model_trained_alone_starts_unchanged_if_sums_are_apart():
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("attention", ["softmax", "nystromformer", "hybrid"])
+def test_heads_of_relatives_are_beside_a_model_of_single_proteins(attention):
+    alone = network(attention)
+    given = {**SETTINGS, "relatives": "ordered", "relatives_heads": 3, "relatives_around": 2}
+    first, without = (
+        network_of(f"attention={attention}", **one).state_dict() for one in (given, SETTINGS)
+    )
+    assert all(torch.equal(first[name], x) for name, x in without.items())
+    added = [x for name, x in first.items() if name.endswith("relatives.output.weight")]
+    assert len(added) == 2 and not torch.cat(added).any()
+    model, (first, second, query) = network(attention, **given), families()[0]
+    model.load_state_dict({**model.state_dict(), **alone.state_dict()})
+    with torch.no_grad():
+        found, expected = (run(x, [[first, second, query], [query]]) for x in (model, alone))
+    differences = [(one - other).abs().max() for one, other in zip(found, expected, strict=True)]
+    # The first protein of a family sees no other.
+    assert [float(x) > 0.01 for x in differences] == [False, True, True, False]
+    assert differences[0] == differences[3] == 0
+    with torch.no_grad():
+        state = read(model, [second], family=read(model, [first]))
+        close(run(model, [[query]], family=state), found[2:3])
+
+
 @pytest.mark.parametrize("attention", MECHANISMS)
 @pytest.mark.parametrize(("relatives", "summed"), [("full", "joint"), ("ordered", "apart")])
 def test_checkpoints_change_nothing_and_autocast_only_rounds(attention, relatives, summed):
@@ -235,34 +261,40 @@ def test_padded_queries_follow_a_context(relatives, positions, tokens_per_batch)
 
 @pytest.mark.parametrize("relatives", ["full", "ordered"])
 @pytest.mark.parametrize(
-    ("attention", "apart"),
+    ("attention", "given"),
     [
-        ("softmax", False),
-        ("performer_softmax", False),
-        ("performer_relu", True),
-        ("hybrid", False),
-        ("hybrid", True),
-        (ALIGNED, True),
+        ("softmax", {}),
+        ("performer_softmax", {}),
+        ("performer_relu", {"relatives_sum": "apart"}),
+        ("hybrid", {}),
+        ("hybrid", {"relatives_sum": "apart"}),
+        (ALIGNED, {"relatives_sum": "apart"}),
+        ("linformer", {"relatives_heads": 3, "relatives_around": 2}),
     ],
 )
-def test_rows_of_a_map_in_context_are_those_of_the_output(attention, apart, relatives):
+def test_rows_of_a_map_in_context_are_those_of_the_output(attention, given, relatives):
     settings = {"relatives": relatives, "relatives_every": 2, "output_gate": False}
-    model = network(attention, relatives_sum="apart" if apart else "joint", **settings)
+    model = network(attention, **settings, **given)
     (first, second, query), *_ = families()
     within = in_context(model, [first, second], 100)
     tokens_1L, mask_1L = query[None], torch.ones(1, len(query)).bool()
     kinds: list[bool] = []
-    for number, x in within.attention_inputs(tokens_1L, mask_1L, causal=False):
-        mechanism = model.mechanism(number)
+    for _, inputs in within.attention_inputs(tokens_1L, mask_1L, causal=False):
+        x = inputs.relatives or inputs
         kinds.append(x.view is not None)
         heads = x.q_BHLK, x.k_BHLK, x.v_BHLC
         if x.view is None:
-            out = mechanism(*heads, x.context)
+            out = x.mechanism(*heads, x.context)
         else:
-            out = mechanism.forward_family(heads, x.context, x.view)[0][:, :, x.own :]
-        rows = torch.cat(
-            [x.map_rows(mechanism, slice(0, 5)), x.map_rows(mechanism, slice(5, len(query)))], 2
-        )
+            assert isinstance(x.mechanism, SeesRelatives)
+            out = x.mechanism.forward_family(heads, x.context, x.view)[0][:, :, x.own :]
+        rows = torch.cat([x.map_rows(slice(0, 5)), x.map_rows(slice(5, len(query)))], 2)
         assert rows.shape[-1] == x.own + len(query)
         torch.testing.assert_close(rows @ x.v_BHLC, out, rtol=1e-10, atol=1e-10)
+        if inputs.relatives:
+            # Of both relatives, the residues that are at most two places away, and nothing else.
+            place_LM = torch.cat([torch.arange(len(one)) for one in (first, second)])
+            near_LM = (place_LM - torch.arange(len(query))[:, None]).abs() <= 2
+            assert torch.equal(rows[0, :, :, : x.own] > 0, near_LM.expand(3, -1, -1))
+            assert not rows[..., x.own :].any()
     assert kinds == [False, True]

@@ -16,16 +16,22 @@ from tests.report.test_browser import HOSTILE
 from tests.test_in_contexts import FASTA, QUERY, ROWS, seeing
 
 
-@pytest.mark.parametrize("kind", ["full softmax", "ordered performer_relu"])
-def test_the_strongest_residues_of_each_row_are_those_of_its_map(kind: str) -> None:
-    relatives = seeing(*kind.split()).relatives([(f"R{n}", row) for n, row in enumerate(ROWS)])
+@pytest.mark.parametrize(
+    ("kind", "heads"), [("full softmax", 0), ("ordered performer_relu", 0), ("full reformer", 3)]
+)
+def test_the_strongest_residues_of_each_row_are_those_of_its_map(kind: str, heads: int) -> None:
+    model = seeing(*kind.split(), relatives_heads=heads)
+    relatives = model.relatives([(f"R{n}", row) for n, row in enumerate(ROWS)])
     model, (draw, *_) = relatives.first("R0", QUERY), relatives.draws("R0", QUERY)
     found = relatives_to_plain(model, draw, QUERY, [2], [2, 1])
-    assert [(one["layer"], one["head"]) for one in found["heads"]] == [(2, 2), (2, 1)]
+    # Heads of relatives are one, their mean.
+    numbers = [(2, None)] if heads else [(2, 2), (2, 1)]
+    assert [(one["layer"], one["head"]) for one in found["heads"]] == numbers
     assert [one["name"] for one in found["relatives"]] == draw.names
     (_, _), (_, x) = model.attention_inputs(model.tokenize([QUERY]))
     rows = slice(1, len(QUERY) + 1)
-    map_HLM = x.map_rows(model.network.mechanism(2), rows)[0].detach().numpy()
+    map_HLM = (x.relatives or x).map_rows(rows)[0].detach().numpy()
+    map_HLM = map_HLM.mean(0, keepdims=True) if heads else map_HLM
     cuts = [*pairwise(np.cumsum([0, *(len(one.residues) + 2 for one in draw.relatives)]))]
     for one, map_LM in zip(found["heads"], map_HLM[::-1], strict=True):
         mass_LR = np.stack([map_LM[:, a:b].sum(1) for a, b in cuts], 1)

@@ -192,6 +192,8 @@ ALONE, LAST = "data.relatives_alone", "data.relatives_last"
         (["model.relatives_numbers=2"], r"_numbers=2 must be at least data\.relatives=3, or 0"),
         (["objective=causal", "model.relatives=full"], r"predicts; type model\.relatives=ordered "),
         (["objective=causal", "model.relatives_positions=aligned"], r"_positions=restart$"),
+        (["objective=causal", "model.relatives_heads=1"], r"does not support objective=causal"),
+        (["optimizer.only_relatives=true"], r"type .* model\.relatives_heads=2 model\.init_from=M"),
         (["data.dir={tiny_data}"], r"{tiny_data} was prepared without clusters"),
         (["data.valid_dir={tiny_data}"], r"{tiny_data} was prepared without clusters"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import protlm
 from protlm.build import describe, load_initial_weights
@@ -16,7 +17,7 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint, export
 from protlm.config import Activation, NormOrder, Positions, TrainConfig
 from protlm.config.composition import compose
-from protlm.model.transformer import build_network
+from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import UserError
 from tests.fixtures.data_sets import prepare_tiny
 from tests.fixtures.ranks import assert_same_run
@@ -32,6 +33,10 @@ MIXTURE = (
 CLUSTERS = "data.sampling=cluster data.dir={tiny_clusters}"
 FAMILIES = (
     "data.batching=relatives data.dir={tiny_clusters} data.tokens_per_row=512 data.max_length=512"
+)
+HEADS = (
+    "model.relatives_heads=1 optimizer.only_relatives=true model.init_from={swapped} "
+    "attention=hedgehog"
 )
 TAUGHT = (
     "objective=distillation attention=hedgehog objective.teacher={teacher} "
@@ -69,6 +74,7 @@ RUNS = {
     "taught logits": (LOGITS, 3),
     "taught adapters": (f"{LOGITS} objective.lora_rank=2", 3),
     "relatives": (f"{FAMILIES} trainer.accumulate_grad_batches=2", 3),
+    "heads of relatives": (f"{FAMILIES} {HEADS} trainer.max_steps=12", 8),
     # Killed in the decay, for which a worker has prepared batches.
     "mask fractions": (f"{DECAYING} data.num_workers=1", 5),
 }
@@ -276,18 +282,49 @@ def test_what_to_type_for_options_within_options_can_be_typed(tmp_path):
 
 
 def test_a_model_of_single_proteins_starts_to_see_relatives_but_not_the_reverse(tmp_path):
-    alone = compose(TrainConfig, ["model=tiny", "run_dir=run", "attention=hybrid"])
     of_rows = ["data.batching=relatives", "model.relatives=full", "model.relatives_numbers=40"]
-    asked = ["attention.relatives_window=8", "model.relatives_sum=apart", *of_rows]
-    related = compose(TrainConfig, ["model=tiny", "run_dir=run", "attention=hybrid", *asked])
-    both = {}
-    for config, name in ((alone, "alone"), (related, "related")):
-        both[name] = build_network(config.model, config.attention, seed=0)
-        export(Checkpoint(tmp_path, describe(config), both[name].state_dict()), tmp_path / name)
-    load_initial_weights(both["related"], related.model, related.attention, tmp_path / "alone")
-    assert not both["related"].state_dict()["family_numbers"].any()
+    typed = {
+        "alone": [],
+        "related": ["attention.relatives_window=8", "model.relatives_sum=apart", *of_rows],
+        "heads": ["model.relatives_heads=2", *of_rows[:2], "seed=1"],
+    }
+    made, both = dict[str, TrainConfig](), dict[str, ProteinLM]()
+    for name, settings in typed.items():
+        asked = ["model=tiny", "run_dir=run", "attention=hybrid", *settings]
+        config = made[name] = compose(TrainConfig, asked)
+        both[name] = build_network(config.model, config.attention, seed=config.seed)
+        weights = both[name].state_dict()
+        export(Checkpoint(tmp_path, describe(config), weights), tmp_path / name)
+
+    def start(name: str, other: str) -> dict[str, Tensor]:
+        config = made[name]
+        load_initial_weights(both[name], config.model, config.attention, tmp_path / other)
+        return both[name].state_dict()
+
+    assert not start("related", "alone")["family_numbers"].any()
     with pytest.raises(UserError, match=r"was trained with relatives.* data\.batching=relatives"):
-        load_initial_weights(both["alone"], alone.model, alone.attention, tmp_path / "related")
+        start("alone", "related")
+    # Heads of relatives are beside a model of single proteins, which is one without them.
+    alone, heads = start("alone", "heads"), start("heads", "heads")
+    assert alone and all(torch.equal(heads[name], x) for name, x in alone.items())
+    with pytest.raises(UserError, match=r"\(model\.relatives_heads=2, .*this run is 0\)"):
+        start("related", "heads")
+
+
+@pytest.mark.slow
+def test_heads_of_relatives_are_trained_and_the_rest_stays(train, tiny_clusters):
+    of_both = f"attention=rfa attention.redraw_every=1 data.dir={tiny_clusters}"
+    first = train("first", *of_both.split(), "trainer.max_steps=2")
+    asked = f"{FAMILIES} model.relatives_heads=1 optimizer.only_relatives=true"
+    asked = asked.format(tiny_clusters=tiny_clusters).split()
+    asked += [*of_both.split(), f"model.init_from={first}", "seed=5", "trainer.max_steps=10"]
+    before, after = (
+        protlm.load(one).network.state_dict() for one in (first, train("second", *asked))
+    )
+    # Also the draws of random features.
+    assert all(torch.equal(after[name], x) for name, x in before.items())
+    changed = [name for name, x in after.items() if name.endswith("output.weight") and x.any()]
+    assert len(changed) == 2 * len([name for name in before if name.endswith("output.weight")])
 
 
 @pytest.mark.slow

@@ -58,7 +58,9 @@ const Relatives = (() => {
     get("relatives-section").hidden = !context;
     if (!context) return;
     const { relatives, tokens } = context;
-    const head = open && context.heads.find((one) => one.layer === open.layer && one.head === open.head);
+    const head = open && context.heads.find((one) => one.layer === open.layer &&
+      (one.head ?? open.head) === open.head);
+    const isApart = head && head.head === null;
     get("relatives-note").textContent =
       `The model reads the protein after ${relatives.length} relatives (${tokens.toLocaleString("en")} tokens), the ` +
       "first context. Maps have the columns of the protein alone; here is the rest of a row. Weights on a relative include " +
@@ -67,7 +69,7 @@ const Relatives = (() => {
     const total = head ? mass[(row + 1) * (head.relatives.length + 1) - 1] : 0;
     get("relatives-reading").textContent = !open
       ? "Open a head to see what it attends to in relatives."
-      : `${Data.residue(row)} in ${Data.headName(open)}: ` +
+      : `${Data.residue(row)} in ${isApart ? `heads of relatives of layer ${open.layer}, mean` : Data.headName(open)}: ` +
         (total ? `${percent(total)} of the weight is on relatives.` : "no weight is on relatives.");
     const isEmpty = !total;
     Tables.fill(get("relatives"), Tables.row("th", ["relative", "weight", "mean of rows"]),

@@ -128,7 +128,14 @@ class RedrawFeatures(Callback):
 
     The last bits of LAPACK's results differ between processors, so all ranks use the draws and
     tables of rank 0.
+
+    Args:
+        keeps: keeps those of the first weights.
     """
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self._keeps = keeps
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for buffer in pl_module.buffers():
@@ -137,6 +144,8 @@ class RedrawFeatures(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        if self._keeps:
+            return
         for module in pl_module.modules():
             if not isinstance(module, RandomFeatures) or module.redraw_every is None:
                 continue
