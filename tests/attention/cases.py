@@ -185,6 +185,8 @@ outputs = _decorator(lambda out_BHLC, given: out_BHLC)
 
 _REFERENCES = Path(__file__).parent / "references"
 HEADS, HEAD_DIM, MODEL_DIM = 2, 8, 16
+SIZES = {"num_heads": HEADS, "head_dim": HEAD_DIM, "model_dim": MODEL_DIM, "max_length": 64}
+MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 # The standard deviation of what is added to parameters.
 TRAINING = 0.2
 
@@ -257,8 +259,7 @@ class Case:
 
         Many parameters are 0 or 1 initially, which would hide what multiplies them.
         """
-        defaults = {"num_heads": HEADS, "head_dim": HEAD_DIM, "model_dim": MODEL_DIM}
-        chosen = {**defaults, "max_length": 2048, "seed": 1, **sizes}
+        chosen = {**SIZES, "max_length": 2048, "seed": 1, **sizes}
         # Parameters come from the global generator: two of the same seed have the same ones.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(chosen["seed"])

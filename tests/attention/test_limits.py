@@ -15,11 +15,10 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
-from tests.attention.cases import Case, Inputs, find_case, make_inputs
+from tests.attention.cases import MODES, Case, Inputs, find_case, make_inputs
 from tests.rounding import error_bound
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 512}
-MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
 def made(name: str, options: dict[str, Any], **sizes: int) -> Any:

@@ -12,11 +12,10 @@ from protlm.attention import create
 from protlm.attention.nystromformer import convolved, pseudo_inverse
 from protlm.attention.reformer import most_chunks
 from protlm.model.positions import Rotary, rotate
-from tests.attention.cases import HAS_FAR_KEYS, Inputs, make_inputs
+from tests.attention.cases import HAS_FAR_KEYS, MODES, Inputs, make_inputs
 from tests.rounding import condition_of, error_bound
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16}
-MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
 def attend(name: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:

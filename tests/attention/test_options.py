@@ -12,9 +12,7 @@ from docs import tables
 from protlm.attention import create, names
 from protlm.system.errors import UserError
 from protlm.system.paths import shipped
-from tests.attention.cases import shipped_options
-
-SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
+from tests.attention.cases import SIZES, shipped_options
 
 SINES = {"estimator": "trigonometric"}
 FLOOR = {"denominator_floor": 1.0}

@@ -31,12 +31,9 @@ from protlm.commands.doctor import doctor
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.system.errors import UserError
-from tests.attention.cases import Inputs, make_inputs
+from tests.attention.cases import MODES, SIZES, Inputs, make_inputs
 from tests.fixtures.commands import ROOT, run_python
 from tests.fixtures.runs import weights_of
-
-SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
-MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
 def torch_attention(feature_map: Any, *, causal: bool) -> Callable[..., Any]:

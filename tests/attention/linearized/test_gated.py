@@ -8,12 +8,11 @@ import torch
 from protlm.attention.linearized import gated
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.gates import Gate
-from tests.attention.cases import HEAD_DIM, Case, Inputs, find_case, make_inputs
+from tests.attention.cases import HEAD_DIM, MODES, Case, Inputs, find_case, make_inputs
 from tests.attention.test_contract import gradients, relative_error, steps
 from tests.marks import slow_but
 from tests.rounding import error_bound
 
-MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 DECAYS = pytest.mark.parametrize("decay", ["learned", "selective"])
 FACTORS = pytest.mark.parametrize("factor", [0.0, 0.9, 0.9999])
 NAMES = ["performer_relu", "performer_softmax"]

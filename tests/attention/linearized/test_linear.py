@@ -25,14 +25,12 @@ from protlm.attention.linearized.operands import largest_rise
 from protlm.attention.ops import products
 from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.system.errors import UserError
-from tests.attention.cases import HAS_FAR_KEYS, HEADS, Inputs, make_inputs
+from tests.attention.cases import HAS_FAR_KEYS, HEADS, MODES, SIZES, Inputs, make_inputs
 from tests.attention.test_contract import assert_reference, errors, gradients, steps
 from tests.fixtures.pretended_cuda import PretendedCuda
 from tests.marks import slow_but
 
-SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 pytestmark = HAS_FAR_KEYS
-MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
 @pytest.mark.portable
