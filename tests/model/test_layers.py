@@ -68,13 +68,12 @@ def test_products_without_gradients_are_by_onednn_and_others_stay_with_torch(cal
     "ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning"
 )
 def test_without_numbers_or_in_a_trace_torch_multiplies(calls):
-    layer = Linear(16, 9)
-    traced = torch.jit.trace(layer, drawn(7), check_trace=False)
-    assert torch.equal(traced(drawn(7)), F.linear(drawn(7), layer.weight, layer.bias))
-    with torch.no_grad():
-        traced = torch.jit.trace(layer, drawn(7), check_trace=False)
-        assert torch.equal(traced(drawn(7)), F.linear(drawn(7), layer.weight, layer.bias))
-        assert layer.to("meta")(drawn(7).to("meta")).shape == (3, 7, 9)
+    for has_gradients in (True, False):
+        layer = Linear(16, 9)
+        with torch.set_grad_enabled(has_gradients):
+            traced = torch.jit.trace(layer, drawn(7), check_trace=False)
+            assert torch.equal(traced(drawn(7)), F.linear(drawn(7), layer.weight, layer.bias))
+            assert layer.to("meta")(drawn(7).to("meta")).shape == (3, 7, 9)
     assert calls == []
 
 
