@@ -20,6 +20,21 @@ SUBSTITUTIONS = ["M1A", "K2R", "M1C", "K2R:T3S", "T3T", "M1A:Q12W:I6V"]
 INDELS = ["MKTAYIAKQRXQQ", "KTAYIAKQRXQ", "MKTAYIAKQRXQ", "AKTAYIAKQRXQ"]
 
 
+def tokens_at(sequence: str, position: int, *, masked: bool) -> list[int]:
+    """The tokens of a protein, with or without a mask at a residue."""
+    tokens = tokens_of(sequence)
+    if masked:
+        tokens[position + 1] = VOCABULARY.mask
+    return tokens
+
+
+def causal_log_p(model: PretrainedModel, sequence: str) -> list[float]:
+    """The log-probability of every token after the first, by one pass."""
+    tokens = tokens_of(sequence)
+    log_p_LV = log_p_of(model, tokens)
+    return [float(log_p_LV[i, token]) for i, token in enumerate(tokens[1:])]
+
+
 def variants(texts: list[str] = SUBSTITUTIONS) -> list[Variant]:
     return [parse_mutant(text, WILD_TYPE) for text in texts]
 
@@ -31,10 +46,8 @@ class Direct:
         self.model = model
 
     def log_p(self, sequence: str, position: int, residue: str, masked: bool = True) -> float:
-        tokens = tokens_of(sequence)
-        if masked:
-            tokens[position + 1] = VOCABULARY.mask
-        return float(log_p_of(self.model, tokens)[position + 1, VOCABULARY[residue]])
+        log_p_LV = log_p_of(self.model, tokens_at(sequence, position, masked=masked))
+        return float(log_p_LV[position + 1, VOCABULARY[residue]])
 
     def marginals(
         self, variant: Variant, *, context: Callable[[Variant], str], masked: bool
@@ -49,9 +62,7 @@ class Direct:
         return sum(self.log_p(sequence, i, residue) for i, residue in enumerate(sequence))
 
     def causal(self, sequence: str) -> float:
-        tokens = tokens_of(sequence)
-        log_p_LV = log_p_of(self.model, tokens)
-        return float(sum(log_p_LV[i, token] for i, token in enumerate(tokens[1:])))
+        return sum(causal_log_p(self.model, sequence))
 
     def score(self, estimator: Estimator, variant: Variant) -> float:
         mutant = variant.apply(WILD_TYPE)
@@ -170,9 +181,7 @@ def test_batches_keep_the_order_and_the_budget(
     assert (len(batches) == 3) == (tokens_per_batch == 1000)
     monkeypatch.undo()
     for query, log_p_V in found:
-        tokens = tokens_of(query.sequence)
-        if query.masked:
-            tokens[query.position + 1] = VOCABULARY.mask
+        tokens = tokens_at(query.sequence, query.position, masked=query.masked)
         np.testing.assert_allclose(log_p_V, log_p_of(model, tokens)[query.position + 1], atol=1e-9)
 
 
@@ -187,9 +196,7 @@ def test_a_long_protein_is_read_through_windows(masked: bool) -> None:
     else:
         (found,) = predictor.unmasked_log_p([(sequence, positions)])
     for position in positions:
-        tokens = tokens_of(sequence)
-        if masked:
-            tokens[position + 1] = VOCABULARY.mask
+        tokens = tokens_at(sequence, position, masked=masked)
         # Centered where there are six tokens on both sides, else at the end.
         start = min(max(position + 1 - 6, 0), len(tokens) - WINDOW)
         expected_LV = log_p_of(model, tokens[start : start + WINDOW])
@@ -235,10 +242,7 @@ def test_causal_probabilities_do_not_depend_on_the_batch(
     found = list(LogProbabilities(model, tokens_per_batch).causal_log_p(iter(SEQUENCES)))
     assert len(found) == len(SEQUENCES)
     for sequence, log_p_L in zip(SEQUENCES, found, strict=True):
-        tokens = tokens_of(sequence)
-        expected_LV = log_p_of(model, tokens)
-        expected = [expected_LV[i, token] for i, token in enumerate(tokens[1:])]
-        np.testing.assert_allclose(log_p_L, expected, atol=1e-9)
+        np.testing.assert_allclose(log_p_L, causal_log_p(model, sequence), atol=1e-9)
 
 
 def test_a_causal_model_reads_no_windows() -> None:
