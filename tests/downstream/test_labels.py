@@ -23,9 +23,11 @@ def test_tables_of_flip(read) -> None:
         "mktd,0.1,test,\nMKTE,,train,False\nMKTF,1,,\n"
     )
     found = read(text, "x.csv.gz")
-    assert [one.split for one in found.examples] == ["train", "valid", "test"]
-    assert [one.label for one in found.examples] == ["1.5", "2", "0.1"]
-    assert found.examples[2].sequence == "MKTD" and found.examples[0].identifier == "line 2"
+    assert found.examples == [
+        Example("line 2", "MKTA", "1.5", "train"),
+        Example("line 3", "MKTC", "2", "valid"),
+        Example("line 4", "MKTD", "0.1", "test"),
+    ]
     assert found.left_out == {"without a label": 1, "without a split": 1}
 
 
@@ -46,8 +48,10 @@ def test_fasta_of_proteins(read) -> None:
         ">B SET=test extra TARGET=cell wall \nMKTC\n>C TARGET= SET=test\nMKTD\n"
     )
     found = read(text, "x.fasta")
-    labels = [("cell membrane", "train"), ("cell wall", "test")]
-    assert [(one.label, one.split) for one in found.examples] == labels
+    assert found.examples == [
+        Example("A", "MKTA", "cell membrane", "train"),
+        Example("B", "MKTC", "cell wall", "test"),
+    ]
     assert found.left_out == {"without a label": 1}
 
 
@@ -77,17 +81,14 @@ def test_fasta_of_residues(read, tmp_path: Path) -> None:
 
 def test_tables_with_accessions_find_their_sequences(read, tmp_path: Path) -> None:
     (tmp_path / "x.fasta").write_text(">sp|P12345|A_B\nMKTA\n")
-    found = read("accession\tlabel\tplace\nP12345\t1\tx\n", sequences=tmp_path / "x.fasta")
-    assert found.examples[0].sequence == "MKTA" and found.examples[0].label == "1"
-    found = read(
-        "accession\tlabel\tplace\nP12345\t1\tx\n",
-        sequences=tmp_path / "x.fasta",
-        form=Form(column="place"),
-    )
-    assert found.examples[0].label == "x"
-    # The reader shortens headers of UniProt, whose identifiers may be whole in a table.
-    found = read("identifier\tlabel\nsp|P12345|A_B\t1\n", sequences=tmp_path / "x.fasta")
-    assert found.examples[0].sequence == "MKTA"
+    for text, form, label in (
+        ("accession\tlabel\tplace\nP12345\t1\tx\n", Form(), "1"),
+        ("accession\tlabel\tplace\nP12345\t1\tx\n", Form(column="place"), "x"),
+        # The reader shortens headers of UniProt, whose identifiers may be whole in a table.
+        ("identifier\tlabel\nsp|P12345|A_B\t1\n", Form(), "1"),
+    ):
+        (found,) = read(text, sequences=tmp_path / "x.fasta", form=form).examples
+        assert (found.sequence, found.label) == ("MKTA", label)
 
 
 MISTAKES = [
@@ -111,16 +112,22 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), MISTAKES)
-def test_mistakes_in_files(read, text: str, words: str) -> None:
+# Options of tables are not for FASTA files, nor those of FASTA files for tables.
+FORMS = [
+    *(
+        (">A TARGET=HHEE\nMKTA\n", "letters of residues in place of these, not columns", form)
+        for form in (Form(column="place"), Form(fold="x"), Form(columns=("x",)))
+    ),
+    ("id\tlabel\nA\t1\n", "not a FASTA file, whose headers may", Form(header="header")),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "form"), [*((*mistake, Form()) for mistake in MISTAKES), *FORMS]
+)
+def test_mistakes_in_files(read, text: str, words: str, form: Form) -> None:
     with pytest.raises(UserError, match=words):
-        read(text, "x.fasta" if text.startswith(">") else "labels.tsv")
-    # Options of tables are not for FASTA files.
-    for form in (Form(column="place"), Form(fold="x"), Form(columns=("x",))):
-        with pytest.raises(UserError, match="letters of residues in place of these, not columns"):
-            read(">A TARGET=HHEE\nMKTA\n", "x.fasta", form=form)
-    with pytest.raises(UserError, match="not a FASTA file, whose headers may"):
-        read("id\tlabel\nA\t1\n", form=Form(header="header"))
+        read(text, "x.fasta" if text.startswith(">") else "labels.tsv", form=form)
 
 
 CELL = "Cell membrane, peripheral"
@@ -299,10 +306,9 @@ def test_sequences_are_read_as_in_fasta_files(take, capsys, read, tmp_path: Path
     said = capsys.readouterr().err
     for words in ("1 with a rejected sequence ('*' inside", "(gap)", "(digit)", "1 J written as X"):
         assert words in said
-    with pytest.raises(InputDataError, match="looks like DNA or RNA"):
-        take(NUMBERS, ["GATTACA"] * 80)
-    with pytest.raises(InputDataError, match="pairs of SaProt"):
-        take(NUMBERS, ["MdKvTa#dAp"] * 80)
+    for other, words in (("GATTACA", "looks like DNA or RNA"), ("MdKvTa#dAp", "pairs of SaProt")):
+        with pytest.raises(InputDataError, match=words):
+            take(NUMBERS, [other] * 80)
     text = "".join(f">{n}\nMKTAY1\n" for n in range(1_200))
     (tmp_path / "x.fasta").write_text(f"{text}>sp|A|A_B\n\n>B\nMKTC\n")
     labels = "id\tlabel\n3\t1\nA\t1\n1100\t1\nB\t2\n"
