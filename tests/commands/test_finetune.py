@@ -88,6 +88,14 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(protlm.load(folder).network.state_dict())
 
 
+def assert_same_runs(*runs: str) -> None:
+    """Two runs have the same log and the same model."""
+    one_log, other_log = (Path(run, "metrics.csv").read_bytes() for run in runs)
+    assert one_log == other_log
+    one, other = (weights(Path(run, "model")) for run in runs)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def predicted() -> dict[tuple[str, str], dict[str, str]]:
     """The predictions of all proteins, with the merged model and the head, by place."""
     predict(PROTEINS, NEW / "probe", NEW / "model", Path("all.tsv"))
@@ -152,10 +160,7 @@ def test_all_weights_are_trained_and_resumed(
         with pytest.raises(UserError, match=f"begun with {words}"):
             tune(labels, "cut", reading=reading)
     tune(labels, "cut")
-    again = weights(Path("cut/model"))
-    assert all(torch.equal(after[name], again[name]) for name in after)
-    log, continued = (Path(name, "metrics.csv") for name in ("run", "cut"))
-    assert log.read_bytes() == continued.read_bytes()
+    assert_same_runs("run", "cut")
     with pytest.raises(OutputError, match="is complete"):
         tune(labels, "cut")
 
@@ -205,11 +210,8 @@ def test_a_row_that_cannot_be_written_ends_the_run(
         told = "metrics.csv: no space left; .*; the same command continues the run"
         assert re.search(told, str(end.value))
         assert len(read_table(NEW / "metrics.csv")) == epoch
-    log = NEW / "metrics.csv"
     tune(labels, options=options)
-    assert log.read_bytes() == Path("whole/metrics.csv").read_bytes()
-    after, again = weights(Path("whole/model")), weights(NEW / "model")
-    assert all(torch.equal(after[name], again[name]) for name in after)
+    assert_same_runs("run", "whole")
 
 
 def rename_first(run: Path) -> None:
@@ -254,10 +256,8 @@ def test_a_damaged_run_is_continued_as_it_was_or_refused(
         return
     tune(residues, "damaged", options, reading)
     tune(residues, "whole", options, reading)
-    logs = [Path(run, "metrics.csv").read_bytes() for run in ("damaged", "whole")]
-    assert logs[0] == logs[1] and len(logs[0].splitlines()) == 5
-    after, again = (weights(Path(run, "model")) for run in ("damaged", "whole"))
-    assert all(torch.equal(after[one], again[one]) for one in after)
+    assert_same_runs("damaged", "whole")
+    assert len(Path("whole/metrics.csv").read_bytes().splitlines()) == 5
 
 
 @pytest.mark.slow
@@ -275,9 +275,7 @@ def test_a_run_that_is_killed_after_any_validation_is_continued(
         with killed_after(step, "on_validation_end"):
             tune(labels)
     tune(labels)
-    assert Path("run/metrics.csv").read_bytes() == Path("whole/metrics.csv").read_bytes()
-    after, again = weights(Path("run/model")), weights(Path("whole/model"))
-    assert all(torch.equal(after[one], again[one]) for one in after)
+    assert_same_runs("run", "whole")
 
 
 def test_adapters_are_trained_saved_and_merged(labels: Path) -> None:
