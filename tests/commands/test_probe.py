@@ -49,6 +49,12 @@ def labels(workplace: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def run(labels: Path, protlm_in_process: Command) -> Any:
+    """Runs a command, as it is typed beside the labels and the model `run`."""
+    return lambda command: protlm_in_process(*command.split(), cwd=labels.parent)
+
+
 def write_residues(path: Path, rows: list[dict[str, str]]) -> list[str]:
     """Writes labels of residues, which mark W, and returns them."""
     marked = [re.sub("[^W]", "-", row["sequence"]) for row in rows]
@@ -104,17 +110,14 @@ def test_a_probe_and_its_predictions(
     assert name_of_model(default_model(), folder) == "hybrid-6m"
 
 
-def test_residues_have_a_row_each(
-    labels: Path, tiny_run: Path, tmp_path: Path, protlm_in_process: Command
-) -> None:
+def test_residues_have_a_row_each(labels: Path, tiny_run: Path, tmp_path: Path, run: Any) -> None:
     rows = read_table(labels)
     marked = write_residues(tmp_path / "residues.fasta", rows)
     reading = LabelOptions(sequences=tmp_path / "proteins.fasta")
     probe_labels(tmp_path / "residues.fasta", tiny_run, tmp_path / "p", OPTIONS, reading)
     tested = read_table(tmp_path / "p" / "predictions.tsv")
     assert "".join(row["label"] for row in tested) == "".join(marked[4:])
-    typed = ["proteins.fasta", "-p", "p", "-m", tiny_run, "-o", "all.tsv"]
-    done = protlm_in_process("predict", *typed, cwd=tmp_path)
+    done = run("predict proteins.fasta -p p -m run -o all.tsv")
     assert "6 records: 6 predicted, 0 skipped" in done.stderr
     found = read_table(tmp_path / "all.tsv")
     assert "".join(row["residue"] for row in found) == "".join(row["sequence"] for row in rows)
@@ -123,19 +126,17 @@ def test_residues_have_a_row_each(
 
 
 @pytest.mark.slow
-def test_folds_and_their_mean(
-    labels: Path, tiny_run: Path, tmp_path: Path, protlm_in_process: Command
-) -> None:
+def test_folds_and_their_mean(labels: Path, tmp_path: Path, run: Any) -> None:
     rows = [one["sequence"] for one in read_table(labels)]
     more = enumerate([*rows, *(f"{one}A" for one in rows)])
     body = "".join(f"{one},{len(one) / 7},{n // 2 % 3}\n" for n, one in more)
     (tmp_path / "assay.csv").write_text(f"mutated_sequence,DMS_score,fold_random_5\n{body}")
-    typed = ["--label", "DMS_score", "--fold", "fold_random_5", "-m", tiny_run, "-o", "p"]
-    done = protlm_in_process("probe", "assay.csv", *typed, "--dry-run", cwd=tmp_path)
+    typed = "probe assay.csv --label DMS_score --fold fold_random_5 -m run -o p"
+    done = run(f"{typed} --dry-run")
     assert "task: number; 12 of 12 rows are used; from " in done.stderr
     assert "proteins: 8 train, 4 test, in the first of 3 folds" in done.stdout
     assert not (tmp_path / "p").exists()
-    done = protlm_in_process("probe", "assay.csv", *typed, "--layers", "1", cwd=tmp_path)
+    done = run(f"{typed} --layers 1")
     assert "mean of 3 folds by" in done.stdout
     assert "warning: fold 2: the split leaks: of 4 test proteins, " in done.stdout
     mean = json.loads((tmp_path / "p" / "results.json").read_text())
@@ -154,9 +155,7 @@ def test_folds_and_their_mean(
 
 
 @pytest.mark.slow
-def test_files_of_splits_and_columns_of_classes(
-    labels: Path, tiny_run: Path, tmp_path: Path, protlm_in_process: Command
-) -> None:
+def test_files_of_splits_and_columns_of_classes(labels: Path, tmp_path: Path, run: Any) -> None:
     rows = read_table(labels)
     for split in ("train", "test", "other"):
         of = [one for one in rows if (one["split"] == "train") == (split == "train")]
@@ -167,8 +166,7 @@ def test_files_of_splits_and_columns_of_classes(
             for one in of
         )
         (tmp_path / f"{split}.csv").write_text("\n".join(["aa_seq,a,b", *cells]))
-    typed = ["train.csv", "test.csv", "CASP=other.csv", "--label-columns", "b", "a", "-m", tiny_run]
-    done = protlm_in_process("probe", *typed, "-o", "p", "--layers", "0", cwd=tmp_path)
+    done = run("probe train.csv test.csv CASP=other.csv --label-columns b a -m run -o p --layers 0")
     assert "train.csv and 2 more: task: multi-label of 2 classes (a, b); 8 of 8" in done.stderr
     assert "CASP, 2 proteins: AUROC of model" in done.stdout
     found = json.loads((tmp_path / "p" / "results.json").read_text())
@@ -179,7 +177,7 @@ def test_files_of_splits_and_columns_of_classes(
 
 @pytest.mark.slow
 def test_numbers_of_residues_are_learned_and_predicted(
-    labels: Path, tiny_run: Path, tmp_path: Path, protlm_in_process: Command
+    labels: Path, tmp_path: Path, run: Any
 ) -> None:
     lines, rows = [], read_table(labels)
     for row in [*rows[:-1], {**rows[-1], "split": "test2"}]:
@@ -188,8 +186,7 @@ def test_numbers_of_residues_are_learned_and_predicted(
         head = f">{row['identifier']} SET={row['split']} TARGET={';'.join(values)} MASK={mask}"
         lines += [head, row["sequence"]]
     (tmp_path / "x.fasta").write_text("\n".join(lines))
-    typed = ["x.fasta", "-m", tiny_run, "-o", "p"]
-    done = protlm_in_process("probe", *typed, "--layers", "0", cwd=tmp_path)
+    done = run("probe x.fasta -m run -o p --layers 0")
     assert "task: per-residue-number; 6 of 6 rows" in done.stderr
     assert "masked: 6 by MASK=" in done.stderr and ", constant undefined" in done.stdout
     found = json.loads((tmp_path / "p" / "results.json").read_text())
@@ -197,16 +194,13 @@ def test_numbers_of_residues_are_learned_and_predicted(
     assert found["masked_residues"] == {"by MASK=": 6}
     tested = read_table(tmp_path / "p" / "predictions.tsv")
     assert {row["label"] for row in tested} == {"1.5", "0.25"} and tested[0]["position"] == "2"
-    typed = ["proteins.fasta", "-p", "p", "-m", tiny_run, "-o", "all.tsv"]
-    protlm_in_process("predict", *typed, cwd=tmp_path)
+    run("predict proteins.fasta -p p -m run -o all.tsv")
     predicted = read_table(tmp_path / "all.tsv")
     assert all((float(x["predicted"]) > 0.9) == (x["residue"] == "W") for x in predicted)
     # Convolutions are written and read, and give what they gave in the test.
-    typed = ["x.fasta", "-m", tiny_run, "-o", "cnn", "--head", "cnn"]
-    protlm_in_process("probe", *typed, cwd=tmp_path)
+    run("probe x.fasta -m run -o cnn --head cnn")
     assert json.loads((tmp_path / "cnn" / "results.json").read_text())["head"] == "cnn"
-    typed = ["proteins.fasta", "-p", "cnn", "-m", tiny_run, "-o", "cnn.tsv"]
-    protlm_in_process("predict", *typed, cwd=tmp_path)
+    run("predict proteins.fasta -p cnn -m run -o cnn.tsv")
     predicted = {(x["identifier"], x["position"]): x for x in read_table(tmp_path / "cnn.tsv")}
     for row in read_table(tmp_path / "cnn" / "predictions.tsv"):
         own = predicted[row["identifier"], row["position"]]
@@ -241,12 +235,13 @@ def test_clusters_are_made_or_read(
     groups = result.labeled.split.groups
     assert (len(set(groups[:3])), len(set(groups))) == (1, 4)
     assert "clusters.tsv lacks 3 of 6 proteins" in capsys.readouterr().err
-    clusters.write_text("X1\tX2\n")
-    with pytest.raises(InputDataError, match="has none of the 6 proteins"):
-        probe_labels(table, tiny_run, tmp_path / "r", OPTIONS, both)
-    clusters.write_text("P1 P2\n")
-    with pytest.raises(InputDataError, match="line 1: 'P1 P2' is not a representative"):
-        probe_labels(table, tiny_run, tmp_path / "r", OPTIONS, both)
+    for text, words in (
+        ("X1\tX2\n", "has none of the 6 proteins"),
+        ("P1 P2\n", "line 1: 'P1 P2' is not a representative"),
+    ):
+        clusters.write_text(text)
+        with pytest.raises(InputDataError, match=words):
+            probe_labels(table, tiny_run, tmp_path / "r", OPTIONS, both)
 
 
 def test_another_model_and_damaged_probes_are_refused(
@@ -255,10 +250,12 @@ def test_another_model_and_damaged_probes_are_refused(
     probe_labels(labels, tiny_run, tmp_path / "p", OPTIONS, LabelOptions())
     fasta = tmp_path / "proteins.fasta"
     other = train_tiny(tmp_path / "other", "trainer.max_steps=2", "seed=3")
-    with pytest.raises(UserError, match="was fitted on a model with other weights"):
-        predict(fasta, tmp_path / "p", other, tmp_path / "x.tsv")
-    with pytest.raises(UserError, match=r"x\.\w+: the output is a table"):
-        predict(fasta, tmp_path / "p", tiny_run, tmp_path / "x.h5")
+    for model, output, words in (
+        (other, "x.tsv", "was fitted on a model with other weights"),
+        (tiny_run, "x.h5", r"x\.\w+: the output is a table"),
+    ):
+        with pytest.raises(UserError, match=words):
+            predict(fasta, tmp_path / "p", model, tmp_path / output)
     for number, (changes, words) in enumerate(DAMAGED):
         folder = shutil.copytree(tmp_path / "p", tmp_path / str(number))
         content = json.loads((folder / PROBE.description).read_text())
