@@ -77,8 +77,10 @@ def _parsed(parse: Callable[..., Iterable[object]], path: Path, mode: str) -> Ru
 def preparing(fasta: Path, folder: Path, pace: Pace) -> Comparison:
     """Compares preparing a FASTA file by one and two processes with iterating over it."""
     contenders = {PEER: _parsed(SimpleFastaParser, fasta, "rt")}
-    for workers, name in ((1, "1 worker"), (2, "2 workers")):
-        contenders[name] = _timed(partial(prepare_anew, fasta, folder / name, workers))
+    contenders |= {
+        name: _timed(partial(prepare_anew, fasta, folder / name, workers))
+        for workers, name in ((1, "1 worker"), (2, "2 workers"))
+    }
     return take_turns("FASTA to shards", contenders, pace)
 
 

@@ -149,9 +149,8 @@ def works(number: int, lengths: Sequence[int]) -> dict[str, list[str]]:
     records = islice(read_records(sample_dir() / f"{name}.fasta.gz", Tally()), number)
     found = {f"{number} proteins": [record.sequence for record in records]}
     rng = np.random.default_rng(0)
-    for length in lengths:
-        found[f"L = {length:,}"] = ["".join(rng.choice(list(STANDARD), length))]
-    return found
+    drawn = {f"L = {one:,}": ["".join(rng.choice(list(STANDARD), one))] for one in lengths}
+    return found | drawn
 
 
 def main() -> None:

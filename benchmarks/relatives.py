@@ -131,15 +131,15 @@ def main() -> None:
         model = model_of(random_checkpoint(*typed))
         print(json.dumps(use(model, size) | {TRAINING: train(model, size)}, default=vars))
         return
-    found = dict[str, Any]()
-    for name in MODELS:
-        quick = ["--quick"] * given.quick
-        found[name] = in_process("benchmarks.relatives", "--model", name, *quick)
+    quick = ["--quick"] * given.quick
+    found = {name: in_process("benchmarks.relatives", "--model", name, *quick) for name in MODELS}
     first = Comparison(FIRST, {name: one[FIRST] for name, one in found.items()})
     first.facts = {name: {PEAK: one[PEAK]} for name, one in found.items()}
     groups = {FIRST: [first]}
-    for work in (FURTHER, MASKED, TRAINING):
-        groups[work] = [Comparison(**one[work]) for one in found.values()]
+    groups |= {
+        work: [Comparison(**one[work]) for one in found.values()]
+        for work in (FURTHER, MASKED, TRAINING)
+    }
     peers = PEER, INSIDE, INSIDE, f"{size.rows[0]:,}"
     tables = [
         table

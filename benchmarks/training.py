@@ -192,14 +192,13 @@ def main() -> None:
     proteins, forecast = Proteins(arguments.fasta), Forecast(MOST_SECONDS)
     small = Sizes(num_layers=1, model_dim=64, num_heads=1, feedforward_dim=128, max_length=1024)
     sizes, pace = (small, QUICK) if arguments.quick else (Sizes(), THOROUGH)
-    held = []
     usual, tokens = (QUICK_LENGTHS, QUICK_TOKENS) if arguments.quick else (LENGTHS, TOKENS)
-    for workload in workloads(arguments.lengths or usual, tokens):
-        held.append(compare(sizes, proteins, workload, forecast, pace))
-    packed = []
-    for attention in OURS:
-        tokens = QUICK_TOKENS if arguments.quick else 4 * TOKENS
-        packed.append(compare_packed(sizes, proteins, attention, tokens, pace))
+    held = [
+        compare(sizes, proteins, workload, forecast, pace)
+        for workload in workloads(arguments.lengths or usual, tokens)
+    ]
+    tokens = QUICK_TOKENS if arguments.quick else 4 * TOKENS
+    packed = [compare_packed(sizes, proteins, attention, tokens, pace) for attention in OURS]
     groups = {"training": held, "packed": packed}
     report(arguments.json, groups, (*PEERS, *OURS, PADDED), *tables(held, packed))
 

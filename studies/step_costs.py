@@ -53,9 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lengths", nargs="+", type=int)
     given = parser.parse_args(arguments)
     pace, tokens = (QUICK, 128) if given.quick else (THOROUGH, TOKENS_PER_STEP)
-    held = []
-    for length in given.lengths or (QUICK_LENGTHS if given.quick else LENGTHS):
-        held.append(compare(given.mechanisms, length, tokens, pace))
+    lengths = given.lengths or (QUICK_LENGTHS if given.quick else LENGTHS)
+    held = [compare(given.mechanisms, length, tokens, pace) for length in lengths]
     report(
         given.json,
         {"training step": held},
