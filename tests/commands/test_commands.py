@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -140,17 +141,16 @@ def test_what_is_typed_fills_the_fields(typed: str) -> None:
         ("a --include meen", "^--include meen is not one of mean, .*did you mean mean.*$"),
         ("a --k 2 --quick", "^--k and --quick exclude each other; omit one of them$"),
         ("a --label y", "^--label y needs --prefix TEXT$"),
+        # An empty argument is not taken for a value.
+        *(
+            (f"{before} ''", "an argument is empty")
+            for before in ("", "a", "a --quick", "a -o o", "a --include mean")
+        ),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(typed: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        read("x", Options, ["-o", "o", *typed.split()])
-
-
-@pytest.mark.parametrize("before", ["", "a", "a --quick", "a -o o", "a --include mean"])
-def test_an_empty_argument_is_not_taken_for_a_value(before: str) -> None:
-    with pytest.raises(UserError, match="an argument is empty"):
-        read("x", Options, [*before.split(), ""])
+        read("x", Options, ["-o", "o", *shlex.split(typed)])
 
 
 @pytest.mark.parametrize(

@@ -239,9 +239,8 @@ def test_poolings_are_statistics_of_the_residues(truth: dict[str, np.ndarray]) -
     rows = "accession\tfirst\tlast\nP3\t1\t4\nP3\t20\t20\na/b\t2\t22\n"
     table.write_text(rows, encoding="utf-8-sig")
     kinds = tuple(kind for kind in Pooling if kind is not Pooling.features)
-    path = written("x.h5", include=kinds, layers=(0, -1), ranges=table)
     spans = {"P3": [(0, 4), (19, 20)], "a/b": [(1, 22)], "P2": []}
-    with h5py.File(path) as file:
+    with h5py.File(written("x.h5", include=kinds, layers=(0, -1), ranges=table)) as file:
         for name, residues in truth.items():
             entry = file[name.replace("/", "%2F")]
             assert set(entry) == set(kinds)
@@ -268,12 +267,13 @@ def test_ranges_are_found_by_accession(name: str, header: str) -> None:
         assert [len(file[one]) for one in (header, "P2")] == [2, 0]
     with Path("x.fasta").open("a") as file:
         file.write(">sp|P3|OTHER\nMKW\n")
-    Path("x.tsv").write_text("accession\tfirst\tlast\nP3\t1\t2\n")
-    with pytest.raises(InputDataError, match=r"may be .*P3.* or sp\|P3\|OTHER; write the whole"):
-        embed(Path("x.fasta"), RUN, Path("y.h5"), options)
-    Path("x.tsv").write_text("accession\tfirst\tlast\nsp|P3|A\t1\t2\ntr|P3|B\t1\t2\n")
-    with pytest.raises(InputDataError, match=r"x.tsv: sp.P3.A and tr.P3.B have the accession of"):
-        embed(Path("x.fasta"), RUN, Path("y.h5"), options)
+    for rows, says in (
+        ("P3\t1\t2\n", r"may be .*P3.* or sp\|P3\|OTHER; write the whole"),
+        ("sp|P3|A\t1\t2\ntr|P3|B\t1\t2\n", "x.tsv: sp.P3.A and tr.P3.B have the accession of"),
+    ):
+        Path("x.tsv").write_text(f"accession\tfirst\tlast\n{rows}")
+        with pytest.raises(InputDataError, match=says):
+            embed(Path("x.fasta"), RUN, Path("y.h5"), options)
 
 
 @pytest.mark.slow
@@ -285,28 +285,26 @@ def test_rows_with_gaps_are_said_at_the_start(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("text", "says"),
     [
-        ("P9\t1\t2\n", "P9 is not among the embedded proteins"),
-        ("P2\t1\t4\n", "a range of P2 ends at residue 4, and it has 3"),
-        ("P2\t0\t2\n", "line 2: 0 to 2 is not a range"),
-        ("P2\t3\t2\n", "line 2: 3 to 2 is not a range"),
-        ("P2\tx\t2\n", "line 2: x to 2 is not a range"),
-        ("P2\t1\n", "line 2: 2 fields, not the 3 of the header"),
-        ("P2\n", "line 2: 1 fields, not the 3 of the header"),
+        ("accession\tfirst\tlast\nP9\t1\t2\n", "P9 is not among the embedded proteins"),
+        ("accession\tfirst\tlast\nP2\t1\t4\n", "a range of P2 ends at residue 4, and it has 3"),
+        ("accession\tfirst\tlast\nP2\t0\t2\n", "line 2: 0 to 2 is not a range"),
+        ("accession\tfirst\tlast\nP2\t3\t2\n", "line 2: 3 to 2 is not a range"),
+        ("accession\tfirst\tlast\nP2\tx\t2\n", "line 2: x to 2 is not a range"),
+        ("accession\tfirst\tlast\nP2\t1\n", "line 2: 2 fields, not the 3 of the header"),
+        ("accession\tfirst\tlast\nP2\n", "line 2: 1 fields, not the 3 of the header"),
+        ("name\tfrom\tto\n", "has no column accession"),
     ],
 )
-def test_impossible_ranges_are_refused(rows: str, says: str) -> None:
+def test_impossible_ranges_are_refused(text: str, says: str) -> None:
     table = Path("ranges.tsv")
-    table.write_text(f"accession\tfirst\tlast\n{rows}")
+    table.write_text(text)
     with pytest.raises(InputDataError, match=says):
         written("x.h5", include=(Pooling.ranges,), ranges=table)
     table.write_text("accession\tfirst\tlast\n")
     with h5py.File(written("none.h5", include=(Pooling.ranges,), ranges=table)) as file:
         assert file["P2"].shape == (0, 64)
-    table.write_text("name\tfrom\tto\n")
-    with pytest.raises(InputDataError, match="has no column accession"):
-        written("x.h5", include=(Pooling.ranges,), ranges=table)
 
 
 @pytest.mark.parametrize("include", [(Pooling.features,), (Pooling.mean, Pooling.features)])
@@ -314,9 +312,8 @@ def test_sparse_features_are_rows_of_scipy(include: tuple[Pooling, ...]) -> None
     model = protlm.load(RUN)
     Path("sae").mkdir()
     SparseAutoencoder(64, settings_of(model)).write(Path("sae"))
-    path = written("x.h5", include=include, features=Path("sae"))
     known = dict(zip(SEQUENCES, model.features(SEQUENCES.values(), "sae"), strict=True))
-    with h5py.File(path) as file:
+    with h5py.File(written("x.h5", include=include, features=Path("sae"))) as file:
         assert file.attrs["features_hash"] == sha256_of(Path("sae/features.safetensors"))
         assert np.atleast_1d(file.attrs["layer"]).tolist() == [2, 1][-len(include) :]
         for name, one in known.items():
@@ -366,7 +363,6 @@ def test_long_proteins_are_embedded_in_windows(
 @pytest.mark.parametrize(("length", "width"), [(33, 32), (64, 32), (1000, 7), (5, 2), (3, 1)])
 def test_windows_cover_every_residue_once(length: int, width: int) -> None:
     made = windows(length, width)
-    taken = [place for _, first, end in made for place in range(first, end)]
-    assert taken == list(range(length))
+    assert [place for _, first, end in made for place in range(first, end)] == [*range(length)]
     for start, first, end in made:
         assert start <= first < end <= start + width <= length

@@ -237,9 +237,10 @@ def test_only_the_20_amino_acids_are_replaced_and_replace(letter: str) -> None:
 
 def test_the_first_residue_can_have_another_number() -> None:
     """Also in messages."""
-    variant = parse_mutant("K25R", WILD_TYPE, first_residue=24)
-    assert variant == parse_mutant("K2R", WILD_TYPE)
-    with pytest.raises(InputDataError, match="position 24 of the wild type is M, not A"):
-        parse_mutant("A24P", WILD_TYPE, first_residue=24)
-    with pytest.raises(InputDataError, match="residues 24 to 31"):
-        parse_mutant("M1P", WILD_TYPE, first_residue=24)
+    assert parse_mutant("K25R", WILD_TYPE, first_residue=24) == parse_mutant("K2R", WILD_TYPE)
+    for text, words in (
+        ("A24P", "position 24 of the wild type is M, not A"),
+        ("M1P", "residues 24 to 31"),
+    ):
+        with pytest.raises(InputDataError, match=words):
+            parse_mutant(text, WILD_TYPE, first_residue=24)

@@ -338,12 +338,14 @@ def test_assays_that_the_model_cannot_score_are_refused(assay):
     with pytest.raises(UserError, match="has a protein of 8 residues, and the model accepts 7"):
         AssayScores(table, "MKTAYIAK", causal=True, max_residues=7)
     AssayScores(table, "MKTAYIAK", causal=False, max_residues=7)
-    table.write_text("mutated_sequence,DMS_score\nMKTAYIA,1\nAKTAYIAK,2\nMKTAYIAR,3\n")
-    with pytest.raises(UserError, match="has insertions or deletions"):
-        AssayScores(table, "MKTAYIAK", causal=False, max_residues=None)
-    table.write_text("mutant,DMS_score\nM1A,1\nM1C,2\nM1D,\n")
-    with pytest.raises(InputDataError, match="2 variants with a DMS_score"):
-        AssayScores(table, "MKTAYIAK", causal=False, max_residues=None)
+    indels = "mutated_sequence,DMS_score\nMKTAYIA,1\nAKTAYIAK,2\nMKTAYIAR,3\n"
+    for text, kind, told in (
+        (indels, UserError, "has insertions or deletions"),
+        ("mutant,DMS_score\nM1A,1\nM1C,2\nM1D,\n", InputDataError, "2 variants with a DMS_score"),
+    ):
+        table.write_text(text)
+        with pytest.raises(kind, match=told):
+            AssayScores(table, "MKTAYIAK", causal=False, max_residues=None)
 
 
 SOUND = ("attention=performer_softmax", "model.qk_norm=true")
@@ -362,9 +364,8 @@ def test_the_log_has_the_norms_and_errors_of_the_batch(train, look_at):
     rows = rows_of(run, "relative_error_layer_1")
     assert [row["step"] for row in rows] == [2, 4]
     for row, (network, batch) in zip(rows, before[1::2], strict=False):
-        inputs = network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False)
         assert len(row) == 1 + 2 * 3
-        for number, x in inputs:
+        for number, x in network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False):
             norm = brute_force(x.q_BHLK, x.k_BHLK, batch.mask_BL, 1, causal=False).max().item()
             error = math.sqrt(math.expm1(norm) / 256)
             assert row[f"square_norm_layer_{number}"] == pytest.approx(norm, rel=1e-4)
