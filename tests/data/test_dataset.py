@@ -123,8 +123,9 @@ def stretch(*samples, skip=0, num_tokens=MAX_LENGTH - 1):
 def test_causal_targets_are_the_next_tokens(reader):
     data = dataset(reader, "causal")
     for batch in (data[plan(*range(40))], data[stretch(3, 4, 5)]):
-        parts = zip(batch.tokens_BL, batch.targets_BL, batch.mask_BL, strict=True)
-        for tokens_L, targets_L, mask_L in parts:
+        for tokens_L, targets_L, mask_L in zip(
+            batch.tokens_BL, batch.targets_BL, batch.mask_BL, strict=True
+        ):
             tokens, targets = tokens_L[mask_L].tolist(), targets_L[mask_L].tolist()
             assert targets == [following for _, following in pairwise(tokens)] + [IGNORE]
 
@@ -222,13 +223,16 @@ def layout(batch: Batch) -> torch.Tensor | None:
 
 def together(parts: list[Batch]) -> Batch:
     """The global batch of the ranks' slices, without filler rows."""
-    merged = {"bounds": None}
     given = {"bounds": [layout(part) for part in parts if part.bounds]}
-    for name in ("tokens_BL", "targets_BL", "mask_BL", "samples_B"):
-        given[name] = [getattr(part, name) for part in parts]
+    given |= {
+        name: [getattr(part, name) for part in parts]
+        for name in ("tokens_BL", "targets_BL", "mask_BL", "samples_B")
+    }
     filling = torch.stack(given["samples_B"], dim=1).flatten() == FILLER
-    for name in filter(given.get, given):
-        merged[name] = torch.stack(given[name], dim=1).flatten(0, 1)[~filling]
+    merged = {
+        name: torch.stack(some, dim=1).flatten(0, 1)[~filling] if some else None
+        for name, some in given.items()
+    }
     (after,) = {part.after for part in parts}
     joined_N = torch.cat([part.joined_N for part in parts])
     return Batch(**merged, after=after, joined_N=joined_N)
@@ -271,8 +275,9 @@ def test_a_row_does_not_depend_on_its_batch(mixture):
     def rows(rule):
         found = {}
         for batch in load(mixture, rule, "masked", num_batches=None):
-            tensors = (batch.samples_B, batch.tokens_BL, batch.targets_BL, batch.mask_BL)
-            for sample, tokens_L, targets_L, mask_L in zip(*tensors, strict=True):
+            for sample, tokens_L, targets_L, mask_L in zip(
+                batch.samples_B, batch.tokens_BL, batch.targets_BL, batch.mask_BL, strict=True
+            ):
                 row = (tuple(tokens_L[mask_L].tolist()), tuple(targets_L[mask_L].tolist()))
                 found.setdefault(int(sample), set()).add(row)
         return found

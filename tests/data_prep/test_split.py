@@ -297,8 +297,12 @@ def rows_of(clusters):
     return [(one, member) for one, members in clusters.items() for member in members]
 
 
-def test_no_cluster_is_divided(table, clusters):
-    rule = ClusterSplit(ClusterTable(table(rows_of(clusters))), TENTHS)
+@pytest.fixture
+def rule(table, clusters):
+    return ClusterSplit(ClusterTable(table(rows_of(clusters))), TENTHS)
+
+
+def test_no_cluster_is_divided(rule, clusters):
     sides = {one: {split_in(rule, name) for name in members} for one, members in clusters.items()}
     assert all(len(side) == 1 for side in sides.values())
     counts = [side.pop() for side in sides.values()]
@@ -306,9 +310,8 @@ def test_no_cluster_is_divided(table, clusters):
         assert abs(counts.count(side) - 600 * share) < 5 * (600 * share * (1 - share)) ** 0.5
 
 
-def test_only_the_representative_determines_the_split(table, clusters):
+def test_only_the_representative_determines_the_split(rule, table, clusters):
     """Other clusters, other members and the order of the table do not move a cluster."""
-    rule = ClusterSplit(ClusterTable(table(rows_of(clusters))), TENTHS)
     rows = [(one, other) for one, other in rows_of(clusters) if one < "P02000"]
     rows += [(one, f"{one}-new") for one in clusters if one < "P02000"]
     random.Random(1).shuffle(rows)
@@ -317,8 +320,7 @@ def test_only_the_representative_determines_the_split(table, clusters):
         assert split_in(later, member) == split_in(rule, one)
 
 
-def test_a_record_missing_from_the_table_is_split_by_its_own_name(table, clusters):
-    rule = ClusterSplit(ClusterTable(table(rows_of(clusters))), TENTHS)
+def test_a_record_missing_from_the_table_is_split_by_its_own_name(rule, table, clusters):
     alone = ClusterSplit(ClusterTable(table([("X", "X")], "other.tsv")), TENTHS)
     strangers = [f"Q{i}" for i in range(1_000)]
     sides = [split_in(rule, name) for name in strangers]

@@ -176,8 +176,10 @@ def test_transformers_loads_a_model_without_protlm_and_computes_the_same(tmp_pat
     """Every mechanism, all parts of a model, and an ESM without code, in one process."""
     models: dict[str, Any] = {name: model_with(name) for name in attention.names()}
     models |= {f"with_{part}": model_with(one, **more) for part, (one, more) in PARTS.items()}
-    for name, example in (("esm2", ESM), ("esm1v", ESM_1V)):
-        models[name] = esm(tmp_path / f"{name}_source", example)
+    models |= {
+        "esm2": esm(tmp_path / "esm2_source"),
+        "esm1v": esm(tmp_path / "esm1v_source", ESM_1V),
+    }
     folders = {name: exported(model, tmp_path / name) for name, model in models.items()}
     use_exported(*folders.values())
     for name, folder in folders.items():
