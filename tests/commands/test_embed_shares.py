@@ -139,8 +139,7 @@ def test_a_block_is_verified_once(undisturbed: bytes, look_at: Callable[..., Non
     read: list[Path] = []
     look_at(results, "read_part", read.append)
     assert embedded().read_bytes() == undisturbed
-    finished = [PARTIAL / f"{number:06d}.vectors" for number in range(3)]
-    assert sorted(read)[:3] == finished
+    assert sorted(read)[:3] == [PARTIAL / f"{number:06d}.vectors" for number in range(3)]
     assert len(read) == len({*read})
 
 
@@ -310,13 +309,15 @@ def test_a_dry_run_says_what_is_needed_and_writes_nothing(
     monkeypatch.setattr(estimate, "free_memory", lambda device: 2_000_000)
     embedded(dry_run=True, include=(Pooling.mean,))
     said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert said["records"] == "44, of them 43 to embed"
-    assert said["distinct"] == "sequences  32"
-    assert said["longest"] == "36,000 residues"
+    assert said.items() >= {
+        ("records", "44, of them 43 to embed"),
+        ("distinct", "sequences  32"),
+        ("longest", "36,000 residues"),
+        ("will", "not fit        1 of 43 proteins, of 36,000 residues and more"),
+    }
     assert said["output"].startswith(f"{43 * 64 * 4 / 1e3:.1f} kB")
     assert re.match(r"about \d+:\d\d:\d\d on cpu", said["time"])
     assert re.match(r"about .* for the largest batch, 2.0 MB are free", said["memory"])
-    assert said["will"] == "not fit        1 of 43 proteins, of 36,000 residues and more"
     assert files() == {"x.fasta"}
 
 

@@ -107,12 +107,9 @@ def test_the_start_describes_an_epoch(train, tiny_clusters, capsys):
 
 
 def test_configs_become_rules():
-    rule = plan_of("data=trembl", "data.dir=x").batching
-    assert isinstance(rule, LengthBuckets)
-    assert (rule.tokens_per_batch, rule.max_length, rule.crop) == (131_072, 1_024, "prefix")
-    rule = plan_of("data=concatenated", "data.dir=x").batching
-    assert isinstance(rule, Concatenation)
-    assert (rule.tokens_per_batch, rule.max_length) == (131_072, 8_192)
+    cropped, joined = (plan_of(f"data={x}", "data.dir=x") for x in ("trembl", "concatenated"))
+    assert cropped.batching == LengthBuckets(131_072, 1_024, crop="prefix")
+    assert joined.batching == Concatenation(131_072, 8_192)
 
 
 def test_the_first_batches_of_validation_are_not_selected_by_length():
