@@ -274,14 +274,13 @@ def test_encoders_predict_nothing(kind: str, tmp_path: Path, run: Callable[..., 
 def test_a_frame_that_cannot_be_is_refused(tmp_path: Path) -> None:
     saved(folder := tmp_path / "m", "two")
     config = json.loads((folder / "config.json").read_text())
-    cases = {
-        "'L' is not a token that can be around": {"prefix": ["L"]},
-        "'<other>' is not a token": {"suffix": ["<other>"]},
-        "must be distinct": {"own_tokens": ["<cls>"]},
-        "frame.own_tokens": {"own_tokens": "x"},
-        "another vocabulary": {"own_tokens": ["<bos>", "1", "2", "<x>"]},
-    }
-    for says, changes in cases.items():
+    for says, changes in (
+        ("'L' is not a token that can be around", {"prefix": ["L"]}),
+        ("'<other>' is not a token", {"suffix": ["<other>"]}),
+        ("must be distinct", {"own_tokens": ["<cls>"]}),
+        ("frame.own_tokens", {"own_tokens": "x"}),
+        ("another vocabulary", {"own_tokens": ["<bos>", "1", "2", "<x>"]}),
+    ):
         changed = {**config, "frame": {**config["frame"], **changes}}
         (folder / "config.json").write_text(json.dumps(changed))
         write_sums(folder)

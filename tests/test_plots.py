@@ -95,12 +95,11 @@ def test_a_contact_figure_tells_right_from_wrong() -> None:
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
 def test_a_figure_saved_twice_is_the_same_file(suffix: str, tmp_path: Path) -> None:
     probabilities_LL = np.random.default_rng(0).random((30, 30))
-    drawn = {
-        "loss": lambda: loss_curve(rows()),
-        "maps": lambda: attention_grid(maps(), title="maps"),
-        "contacts": lambda: contact_figure(probabilities_LL, None, title="contacts"),
-    }
-    for name, draw in drawn.items():
+    for name, draw in (
+        ("loss", lambda: loss_curve(rows())),
+        ("maps", lambda: attention_grid(maps(), title="maps")),
+        ("contacts", lambda: contact_figure(probabilities_LL, None, title="contacts")),
+    ):
         first, second = (tmp_path / f"{name}{k}.{suffix}" for k in (1, 2))
         save_figure(draw(), first)
         save_figure(draw(), second)

@@ -88,13 +88,12 @@ def test_heads_seeds_rows_and_lengths_draw_differently():
     fixed = FixedBlocks(0, 0, 0, 0)
     one, other = (drawn_blocks([400, 399], fixed, 2, seed=seed) for seed in (0, 1))
     assert torch.equal(one, drawn_blocks([400, 399], fixed, 2))
-    pairs = [
+    for first, second in (
         (one, other),
         (one[:, 0], one[:, 1]),
         (one[0], one[1]),
         (one[:, :, 1:], one[:, :, :-1]),
-    ]
-    for first, second in pairs:
+    ):
         assert (first == second).double().mean() < 0.02
 
 

@@ -79,12 +79,11 @@ def test_fractions_match_the_rule(rule):
     is_target = targets != IGNORE
     # A random residue is the true one in one of 25 draws, which counts as kept.
     is_masked, is_kept = inputs == VOCABULARY.mask, inputs == tokens
-    seen = {
-        rule.mask_fraction: is_target[is_maskable],
-        rule.mask_prob: is_masked[is_target],
-        rule.random_prob * 24 / 25: (~is_masked & ~is_kept)[is_target],
-    }
-    for share, claims in seen.items():
+    for share, claims in (
+        (rule.mask_fraction, is_target[is_maskable]),
+        (rule.mask_prob, is_masked[is_target]),
+        (rule.random_prob * 24 / 25, (~is_masked & ~is_kept)[is_target]),
+    ):
         deviation = np.sqrt(max(share * (1 - share), 0) / len(claims))
         assert abs(claims.mean() - share) <= 5 * deviation
     assert not is_target[~is_maskable].any()

@@ -80,9 +80,8 @@ def test_identical_sequences_are_those_of_a_dictionary(make_splits):
         return ["".join(rng.choice(list("LAX"), rng.integers(1, 9))) for _ in range(number)]
 
     splits = {"train": draw(700), "valid": draw(300), "test": draw(200)}
-    results = leakage(make_splits(splits), LeakageOptions())
     in_train = set(splits["train"])
-    for split, one in results.items():
+    for split, one in leakage(make_splits(splits), LeakageOptions()).items():
         assert one.identical == sum(sequence in in_train for sequence in splits[split])
         assert 0 < one.identical < one.sequences
         # What has no k-mer cannot be compared.

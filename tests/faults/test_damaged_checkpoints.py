@@ -269,14 +269,13 @@ def test_a_pickle_is_never_executed(spoil, newest, canary, train_tiny):
     run = newest.parents[1]
     spoil(Malicious(canary), newest)
     write_sum(newest, contents=newest)
-    uses: list[Callable[[], object]] = [
+    for use in (
         lambda: protlm.load(run),
         lambda: protlm.load(newest),
         lambda: verify(run),
         lambda: info(run),
         lambda: train_tiny(run, "trainer.max_steps=6"),
-    ]
-    for use in uses:
+    ):
         with pytest.raises(UserError, match=newest.name):
             use()
     assert not canary.exists()
@@ -289,7 +288,7 @@ def test_a_pickle_is_never_executed(spoil, newest, canary, train_tiny):
 @pytest.mark.parametrize("name", slow_but(NAMES, "os.system", "protlm.attention.softmax.os"))
 def test_a_name_in_a_config_executes_no_other_code(name, tiny_data, tmp_path, canary, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    attempts = (
+    for overrides in (
         [f"attention.name={name}"],
         [f"+attention._target_={name}", f"+attention.command=touch {canary}"],
         [f"attention={name}"],
@@ -297,8 +296,7 @@ def test_a_name_in_a_config_executes_no_other_code(name, tiny_data, tmp_path, ca
         [f"+trainer._target_={name}"],
         [f"optimizer.name={name}"],
         [f"trainer.strategy={name}"],
-    )
-    for overrides in attempts:
+    ):
         settings = ["model=tiny", f"data.dir={tiny_data}", f"run_dir={tmp_path / 'run'}"]
         with pytest.raises(UserError):
             train(compose(TrainConfig, [*settings, *overrides]))

@@ -294,9 +294,8 @@ def stream_of(mixture, first):
 @pytest.mark.parametrize("max_length", [3, 64, 100, 5_000])
 @pytest.mark.parametrize("tokens_per_batch", [1, 400])
 def test_rows_are_the_stream_of_each_block_cut_in_pieces(mixture, max_length, tokens_per_batch):
-    plans = packed_plans(mixture, Concatenation(tokens_per_batch, max_length, block=BLOCK))
     found, blocks = [], []
-    for plan in plans:
+    for plan in packed_plans(mixture, Concatenation(tokens_per_batch, max_length, block=BLOCK)):
         assert plan.length == max_length
         assert len(plan.rows) <= max(tokens_per_batch // max_length, 1)
         found += [row.read(mixture, seed=0)[0][0].tolist() for row in plan.rows]

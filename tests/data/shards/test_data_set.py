@@ -257,8 +257,11 @@ def test_a_shard_that_is_truncated_under_a_reader_is_named(data_set):
     assert len(split[0])
     path = data_set / "train/shard-00000.h5"
     os.truncate(path, 100)
-    uses = [(split.__getitem__, 0), (split.identifier, 0), (split.lengths_of, np.array([0]))]
-    for use, asked in uses:
+    for use, asked in (
+        (split.__getitem__, 0),
+        (split.identifier, 0),
+        (split.lengths_of, np.array([0])),
+    ):
         with pytest.raises(InputDataError, match=f"{path} was truncated while .* 100 bytes"):
             use(asked)
     assert "has 100 bytes" in split.size_fault()
