@@ -23,12 +23,10 @@ def path(tmp_path: Path) -> Path:
 
 def test_content_and_facts_are_read_as_they_were_written(path, capsys):
     part = read_part(path)
-    assert part is not None
     assert (part.content.tobytes(), part.facts) == (CONTENT, FACTS)
     assert path.read_bytes().startswith(CONTENT)
     write_facts(path, {})
     part = read_part(path)
-    assert part is not None
     assert (part.content.tobytes(), part.facts) == (b"", {})
     path.unlink()
     assert read_part(path) is None
