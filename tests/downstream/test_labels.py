@@ -392,11 +392,11 @@ def test_classes_that_are_not_tested_are_named() -> None:
     rows = np.arange(4)
     one = targets_of(["a", "b", "c", "a"], Task.one_class)
     assert missing_in_test(one, rows) is None
-    found = missing_in_test(one, rows[:2])
-    assert "lack 1 of 3 classes (c), which the metrics do not" in found
-    assert "lack 2 of 3 classes (b, c), so there is nothing to tell apart" in (
-        missing_in_test(one, rows[3:]) or ""
-    )
+    for tested, told in (
+        (rows[:2], "lack 1 of 3 classes (c), which the metrics do not"),
+        (rows[3:], "lack 2 of 3 classes (b, c), so there is nothing to tell apart"),
+    ):
+        assert told in (missing_in_test(one, tested) or "")
     several = targets_of(["a;b", "b", "a", "b"], Task.several_classes)
     assert "lack 1 of 2 classes (a)" in (missing_in_test(several, rows[[1, 3]]) or "")
     assert missing_in_test(targets_of(["1", "2.5"], Task.number), rows[:1]) is None

@@ -47,9 +47,8 @@ def table(tmp_path: Path):
 def test_a_folder_has_a_file_for_each_query(folder: Path, capsys) -> None:
     relatives = Relatives(folder)
     relatives.check(["q", "s.2", "sp|P1|A_X"])
-    assert [one.name for one in relatives.of("q", QUERY).relatives] == ["a"]
-    assert [one.name for one in relatives.of("s.2", SECOND).relatives] == ["b"]
-    assert [one.name for one in relatives.of("sp|P1|A_X", ROW).relatives] == ["y"]
+    for name, query, own in (("q", QUERY, "a"), ("s.2", SECOND, "b"), ("sp|P1|A_X", ROW, "y")):
+        assert [one.name for one in relatives.of(name, query).relatives] == [own]
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "a file for 3 of 3 queries; 3 files of families, 1 other files" in said
@@ -84,8 +83,7 @@ def test_one_file_has_the_relatives_of_one_query(folder: Path, capsys) -> None:
     family = relatives.of("q", QUERY)
     said = capsys.readouterr().err
     assert said == f"{family}\n" and "q.a3m: an alignment of 2 rows, the first the query" in said
-    listed = Relatives([("a", ROW)]).of("q", QUERY)
-    assert [one.name for one in listed.relatives] == ["a"]
+    assert [one.name for one in Relatives([("a", ROW)]).of("q", QUERY).relatives] == ["a"]
     assert "the list: unaligned sequences (1)" in capsys.readouterr().err
     for source in (folder / "none.a3m", folder / "none"):
         with pytest.raises(InputDataError, match="no such file; give the path of a file, a fol"):
