@@ -15,7 +15,7 @@ from protlm.attention import Attention, mechanism, names
 from protlm.attention.layers import option_differences, stored_options, unable
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints.description import ModelDescription
-from protlm.checkpoints.format import all_checkpoints
+from protlm.checkpoints.format import Checkpoint, all_checkpoints
 from protlm.config import Batching, DataConfig, MixtureConfig, ModelConfig, Sampling, TrainConfig
 from protlm.config.composition import to_plain
 from protlm.config.fields import as_typed
@@ -39,21 +39,25 @@ from protlm.training.run_plan import RunPlan
 
 
 def load_initial_weights(
-    network: ProteinLM, model: ModelConfig, mechanism: Mapping[str, Any], path: Path
+    network: ProteinLM,
+    model: ModelConfig,
+    mechanism: Mapping[str, Any],
+    path: Path,
+    *,
+    new_heads: bool = False,
 ) -> Mapping[str, str] | None:
     """Loads the weights of a trained model, whose mechanism may differ if the shapes do not.
 
-    Returns the source of an imported or converted model.
+    With `new_heads`, heads of relatives are those of the network. Returns the source of an imported
+    or converted model.
     """
     found = read_model(path)
+    if found.description.model.relatives_heads and (new_heads or model.relatives is None):
+        found = _without_heads_of_relatives(found)
     _check_alphabet(f"model.init_from={path}", found.description)
     was, now = found.description.attention, mechanism["name"]
     converted = f"or give the result of: protlm checkpoint convert {path} --attention {now}"
-    weights, there = found.weights, found.description.model
-    if model.relatives is None and there.relatives_heads:
-        # Without them, it is a model of single proteins.
-        weights = {name: x for name, x in weights.items() if HEADS_OF_RELATIVES not in name}
-    elif model.relatives is None and there.relatives is not None:
+    if model.relatives is None and found.description.model.relatives is not None:
         raise UserError(
             f"model.init_from={path} was trained with relatives, and predicts little without them; "
             "type data.batching=relatives (data.relatives_alone=1 and data.relatives_last=0 show "
@@ -78,13 +82,21 @@ def load_initial_weights(
     new = (".relatives_factor", HEADS_OF_RELATIVES, "family_numbers")
     first = {k: x for k, x in network.state_dict().items() if any(one in k for one in new)}
     try:
-        network.load_state_dict({**first, **weights})
+        network.load_state_dict({**first, **found.weights})
     except RuntimeError:
         raise UserError(
             f"the weights of model.init_from={path}, of attention={was}, do not fit "
             f"attention={now}; type attention={was}, {converted} -o FOLDER"
         ) from None
     return found.description.source
+
+
+def _without_heads_of_relatives(found: Checkpoint) -> Checkpoint:
+    """Returns the model of single proteins that a model is without them."""
+    described = found.description
+    alone = replace(described, model=replace(described.model, relatives=None, relatives_heads=0))
+    weights = {name: x for name, x in found.weights.items() if HEADS_OF_RELATIVES not in name}
+    return Checkpoint(found.path, alone, weights)
 
 
 def _check_alphabet(given: str, described: ModelDescription) -> None:
@@ -146,7 +158,13 @@ def build_training(plan: RunPlan) -> LanguageModeling:
     starts_from = None if all_checkpoints(plan.run_dir) else config.model.init_from
     if starts_from is None:
         return build_module(network, plan)
-    source = load_initial_weights(network, plan.model, config.attention, Path(starts_from))
+    source = load_initial_weights(
+        network,
+        plan.model,
+        config.attention,
+        Path(starts_from),
+        new_heads=config.optimizer.only_relatives,
+    )
     module = build_module(network, plan)
     module.description = replace(module.description, source=source)
     module.check_start(config)

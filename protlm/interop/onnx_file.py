@@ -19,8 +19,8 @@ from protlm import __version__
 from protlm.attention import mechanism, names
 from protlm.attention.layers import attention_label
 from protlm.interop.hugging_face import tokenizer_of
+from protlm.model.layers import only, padded_at_the_end
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import only, padded_at_the_end
 from protlm.system.errors import UserError, one_of
 from protlm.system.paths import complete_file
 

@@ -1,4 +1,4 @@
-"""Layers of the network: products, output layer, convolution, skips, token dropout."""
+"""Layers of the network: products, output layer, convolution, skips, dropout; refused rows."""
 
 import functools
 from typing import final
@@ -166,3 +166,18 @@ def drop_masked_tokens(
     # A row of nothing but `<mask>` has no embedding to scale.
     scale = ((1 - _IN_TRAINING) * num_tokens / num_left.clamp(min=1)).to(x_BLD.dtype)
     return x_BLD.masked_fill(is_dropped_BL[..., None], 0) * scale[..., None]
+
+
+def only(rows_B: Tensor, x: Tensor) -> Tensor:
+    """Returns a tensor with NaN in all other rows, which a graph cannot refuse.
+
+    A number is NaN if there are any.
+    """
+    kept = rows_B.view(-1, *[1] * (x.dim() - 1)) if x.dim() else rows_B.all()
+    return torch.where(kept, x, torch.nan)
+
+
+def padded_at_the_end(mask_BL: Tensor) -> Tensor:
+    """Returns which rows of a mask have no padding before a position that is attended to."""
+    position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
+    return (mask_BL == (position_L < mask_BL.sum(1, keepdim=True))).all(1)

@@ -367,6 +367,8 @@ def heads_of_relatives(config: ModelConfig, vocabulary: Vocabulary) -> SelfAtten
         relatives_heads=0,
         relatives_every=1,
         global_every=0,
+        # A bias would be added where no relatives are seen.
+        attention_bias=False,
         qk_norm=True,
         qk_norm_width=QueryKeyWidth.head,
         qkv_clip=None,

@@ -64,21 +64,6 @@ class ModelOutput:
         return self.logits
 
 
-def only(rows_B: Tensor, x: Tensor) -> Tensor:
-    """Returns a tensor with NaN in all other rows, which a graph cannot refuse.
-
-    A number is NaN if there are any.
-    """
-    kept = rows_B.view(-1, *[1] * (x.dim() - 1)) if x.dim() else rows_B.all()
-    return torch.where(kept, x, torch.nan)
-
-
-def padded_at_the_end(mask_BL: Tensor) -> Tensor:
-    """Returns which rows of a mask have no padding before a position that is attended to."""
-    position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
-    return (mask_BL == (position_L < mask_BL.sum(1, keepdim=True))).all(1)
-
-
 @final
 @dataclass(frozen=True)
 class FamilyState:

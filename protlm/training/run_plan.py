@@ -78,21 +78,36 @@ class RunPlan:
     def model(self) -> ModelConfig:
         """The model; one that is trained on families sees all of them, or, if causal, in order."""
         model, are_related = self.config.model, self.config.data.batching is Batching.relatives
+        layers = mechanisms_of(self.config.attention, model.num_layers)
+        has_windows = any(one.options.get("relatives_window") is not None for one in layers)
         if self.config.optimizer.only_relatives and not (
             are_related and model.relatives_heads and model.init_from
         ):
             raise UserError(
                 "optimizer.only_relatives=true trains heads of relatives beside a trained model; "
-                "type data.batching=relatives model.relatives_heads=2 model.init_from=MODEL"
+                "type data.batching=relatives model.relatives_heads=1 model.init_from=MODEL"
+            )
+        if self.config.optimizer.only_relatives and (
+            model.relatives_numbers or self.config.data.relatives_alone == 1
+        ):
+            raise UserError(
+                "optimizer.only_relatives=true trains no table of model.relatives_numbers, and "
+                "nothing on proteins alone; type model.relatives_numbers=0 data.relatives_alone=0"
+            )
+        if model.relatives_heads and has_windows:
+            raise UserError(
+                "model.relatives_heads see relatives in place of all other heads, and of "
+                "attention.relatives_window; type attention.relatives_window=null, or "
+                "model.relatives_heads=0"
             )
         if not are_related:
-            if model.relatives is not None:
-                raise UserError(
-                    f"model.relatives={model.relatives} has no effect without rows of relatives; "
-                    "type data.batching=relatives, or model.relatives=null"
-                )
-            layers = mechanisms_of(self.config.attention, model.num_layers)
-            if any(one.options.get("relatives_window") is not None for one in layers):
+            for name, without in (("relatives", "null"), ("relatives_heads", 0)):
+                if value := getattr(model, name):
+                    raise UserError(
+                        f"model.{name}={value} has no effect without rows of relatives; type "
+                        f"data.batching=relatives, or model.{name}={without}"
+                    )
+            if has_windows:
                 raise UserError(
                     "attention.relatives_window has no effect without rows of relatives; type "
                     "data.batching=relatives, or attention.relatives_window=null"

@@ -18,8 +18,9 @@ from protlm.config import Frame, HeadKind, Objective, Positions
 from protlm.interop import onnx_file
 from protlm.interop.onnx_file import INPUTS, OUTPUTS, Graph, difference
 from protlm.loading import load_model, model_of
+from protlm.model.layers import padded_at_the_end
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import build_network, padded_at_the_end
+from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 from tests.interop.test_hugging_face import model_with
 

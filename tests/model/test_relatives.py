@@ -14,6 +14,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.model.contexts import NetworkInContext, Relative
 from protlm.model.transformer import FamilyState, ProteinLM
 from protlm.system.errors import UserError
+from protlm.training.lora import add_adapters
 from tests.model.test_packed import ALIGNED, EXTRAS, gradients, trained
 from tests.small_models import network_of
 
@@ -171,15 +172,16 @@ def test_a_model_trained_alone_starts_unchanged_if_sums_are_apart():
 
 @pytest.mark.parametrize("attention", ["softmax", "nystromformer", "hybrid"])
 def test_heads_of_relatives_are_beside_a_model_of_single_proteins(attention):
-    alone = network(attention)
-    given = {**SETTINGS, "relatives": "ordered", "relatives_heads": 3, "relatives_around": 2}
+    base = {**SETTINGS, "attention_bias": True}
+    given = {**base, "relatives": "ordered", "relatives_heads": 3, "relatives_around": 2}
     first, without = (
-        network_of(f"attention={attention}", **one).state_dict() for one in (given, SETTINGS)
+        network_of(f"attention={attention}", **one).state_dict() for one in (given, base)
     )
     assert all(torch.equal(first[name], x) for name, x in without.items())
     added = [x for name, x in first.items() if name.endswith("relatives.output.weight")]
     assert len(added) == 2 and not torch.cat(added).any()
-    model, (first, second, query) = network(attention, **given), families()[0]
+    alone, model = (network(attention, **one) for one in (base, given))
+    first, second, query = families()[0]
     model.load_state_dict({**model.state_dict(), **alone.state_dict()})
     with torch.no_grad():
         found, expected = (run(x, [[first, second, query], [query]]) for x in (model, alone))
@@ -190,6 +192,10 @@ def test_heads_of_relatives_are_beside_a_model_of_single_proteins(attention):
     with torch.no_grad():
         state = read(model, [second], family=read(model, [first]))
         close(run(model, [[query]], family=state), found[2:3])
+    # Labels are of proteins alone.
+    add_adapters(model, rank=1, targets=["query"], seed=0)
+    learned = [name for name, x in model.named_parameters() if x.requires_grad]
+    assert learned and not any("relatives" in name for name in learned)
 
 
 @pytest.mark.parametrize("attention", MECHANISMS)

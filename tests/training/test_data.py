@@ -170,6 +170,7 @@ RELATIVES = ("data.batching=relatives", "data.tokens_per_row=512", "data.relativ
 # Half of the tiny sample is longer than 300 residues.
 LONG = (*RELATIVES, "data.max_length=512")
 ALONE, LAST = "data.relatives_alone", "data.relatives_last"
+ONLY = "optimizer.only_relatives=true", "model.relatives_heads=1", "model.init_from=hybrid-6m"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,14 @@ ALONE, LAST = "data.relatives_alone", "data.relatives_last"
         (["objective=causal", "model.relatives=full"], r"predicts; type model\.relatives=ordered "),
         (["objective=causal", "model.relatives_positions=aligned"], r"_positions=restart$"),
         (["objective=causal", "model.relatives_heads=1"], r"does not support objective=causal"),
-        (["optimizer.only_relatives=true"], r"type .* model\.relatives_heads=2 model\.init_from=M"),
+        ([*ONLY, f"{ALONE}=1", f"{LAST}=0"], r"nothing on proteins alone; type .*_alone=0$"),
+        ([*ONLY, "model.relatives_numbers=9"], r"type model\.relatives_numbers=0 data\."),
+        (
+            ["model.relatives_heads=1", "attention=hybrid", "attention.relatives_window=8"],
+            r"type attention\.relatives_window=null, or model\.relatives_heads=0$",
+        ),
+        (["data.batching=packed", "model.relatives_heads=1"], r"or model\.relatives_heads=0$"),
+        (["optimizer.only_relatives=true"], r"type .* model\.relatives_heads=1 model\.init_from=M"),
         (["data.dir={tiny_data}"], r"{tiny_data} was prepared without clusters"),
         (["data.valid_dir={tiny_data}"], r"{tiny_data} was prepared without clusters"),
     ],

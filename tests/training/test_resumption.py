@@ -307,7 +307,14 @@ def test_a_model_of_single_proteins_starts_to_see_relatives_but_not_the_reverse(
     # Heads of relatives are beside a model of single proteins, which is one without them.
     alone, heads = start("alone", "heads"), start("heads", "heads")
     assert alone and all(torch.equal(heads[name], x) for name, x in alone.items())
-    with pytest.raises(UserError, match=r"\(model\.relatives_heads=2, .*this run is 0\)"):
+    # Where they alone are trained, they are new, and may be others.
+    fresh = build_network(made["heads"].model, made["heads"].attention, seed=7)
+    first = {name: x.clone() for name, x in fresh.state_dict().items()}
+    described = made["heads"].model, made["heads"].attention, tmp_path / "heads"
+    load_initial_weights(fresh, *described, new_heads=True)
+    own = {name: alone.get(name, first[name]) for name in first}
+    assert all(torch.equal(own[name], x) for name, x in fresh.state_dict().items())
+    with pytest.raises(UserError, match=r"type: .* model\.relatives_heads=2 "):
         start("related", "heads")
 
 

@@ -20,9 +20,10 @@ from protlm.attention import Attention
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import Objective
 from protlm.data.vocabulary import vocabulary_of
+from protlm.model.layers import only, padded_at_the_end
 from protlm.model.pooling import residue_means
 from protlm.model.selfattention import ValueEmbedding
-from protlm.model.transformer import ModelOutput, build_network, only, padded_at_the_end
+from protlm.model.transformer import ModelOutput, build_network
 from protlm.system.errors import UserError
 
 # The oldest transformers in which the tests use exported models.

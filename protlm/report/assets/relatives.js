@@ -63,14 +63,14 @@ const Relatives = (() => {
     const isApart = head && head.head === null;
     get("relatives-note").textContent =
       `The model reads the protein after ${relatives.length} relatives (${tokens.toLocaleString("en")} tokens), the ` +
-      "first context. Maps have the columns of the protein alone; here is the rest of a row. Weights on a relative include " +
+      `first context. Maps have the columns of the protein alone; here ${isApart ? "are heads of relatives, which see nothing else" : "is the rest of a row"}. Weights on a relative include ` +
       "its special tokens; \u201caligned to\u201d is the residue of the protein in the same column of the alignment.";
     const mass = head && Data.decode(head.mass).weights;
     const total = head ? mass[(row + 1) * (head.relatives.length + 1) - 1] : 0;
     get("relatives-reading").textContent = !open
       ? "Open a head to see what it attends to in relatives."
       : `${Data.residue(row)} in ${isApart ? `heads of relatives of layer ${open.layer}, mean` : Data.headName(open)}: ` +
-        (total ? `${percent(total)} of the weight is on relatives.` : "no weight is on relatives.");
+        (total ? (isApart ? "their weights." : `${percent(total)} of the weight is on relatives.`) : "no weight is on relatives.");
     const isEmpty = !total;
     Tables.fill(get("relatives"), Tables.row("th", ["relative", "weight", "mean of rows"]),
       isEmpty ? [] : strongest(head, relatives, row));
