@@ -409,7 +409,7 @@ class Model(PretrainedModel):
             InputDataError: the source is damaged.
 
         >>> import protlm
-        >>> model = protlm.load("hybrid-6m-relatives")
+        >>> model = protlm.load("hybrid-6m")
         >>> relatives = model.relatives(["MKTAYLAKQK", "MRTAYVAKNR"], contexts=2)
         >>> model.embed(["MKTAYIAKQR"], relatives=relatives).shape
         (1, 256)

@@ -29,7 +29,7 @@ from protlm.system.errors import InputDataError, did_you_mean
 from protlm.system.json_file import read_json, write_json
 from protlm.system.paths import complete_file, complete_folder, shipped
 
-DEFAULT, WITH_RELATIVES = "hybrid-6m", "hybrid-6m-relatives"
+DEFAULT = "hybrid-6m"
 CARD = "README.md"
 RESULTS = "results.json"
 WEIGHTS = "model.safetensors"
@@ -48,19 +48,18 @@ def shipped_models() -> list[Path]:
     return sorted(path.parent for path in shipped("models").glob(f"*/{CARD}"))
 
 
-def default_model(*, with_relatives: bool = False) -> Path:
+def default_model() -> Path:
     """Returns the folder of the shipped model that commands use where none is named."""
-    return shipped("models") / (WITH_RELATIVES if with_relatives else DEFAULT)
+    return shipped("models") / DEFAULT
 
 
-def announced_default(option: str, *, with_relatives: bool = False) -> Path:
+def announced_default(option: str) -> Path:
     """Returns the default model, and prints on standard error that it is used.
 
     Args:
         option: what to type for another model.
-        with_relatives: whether the command reads relatives.
     """
-    folder = default_model(with_relatives=with_relatives)
+    folder = default_model()
     print(f"model: {folder.name}, shipped with protlm; {option} uses another", file=sys.stderr)
     return folder
 

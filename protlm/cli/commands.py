@@ -5,7 +5,6 @@ is typed: `module:name` says where they are.
 """
 
 import os
-from collections.abc import Collection
 from dataclasses import MISSING, make_dataclass
 from functools import partial
 from pathlib import Path
@@ -46,10 +45,10 @@ def _new(text: str, *, or_folder: bool = False) -> Path:
     return path
 
 
-def _shipped_model(typed: Collection[str]) -> Path:
+def _shipped_model() -> Path:
     from protlm.checkpoints.format import announced_default
 
-    return announced_default("-m MODEL", with_relatives="--relatives" in typed)
+    return announced_default("-m MODEL")
 
 
 # One output has these names in all commands.
@@ -57,8 +56,7 @@ OUTPUT_NAMES = ("--output", "--out", "-o")
 MODEL_NAMES = ("--model", "-m")
 _MODEL_HELP = (
     "A run, a .ckpt file, an exported or foreign model (docs/interop.md), OWNER/MODEL of the "
-    "Hugging Face Hub, or a shipped model's name; default: hybrid-6m, or hybrid-6m-relatives "
-    "with --relatives."
+    "Hugging Face Hub, or a shipped model's name; default: hybrid-6m."
 )
 _MODEL: Parameter = ("model_path", Path, flag(_MODEL_HELP, _shipped_model, *MODEL_NAMES))
 _DIRECTORY: Parameter = ("directory", Path, flag("A data set.", MISSING, "DIRECTORY"))
@@ -73,7 +71,7 @@ _JOBS: Parameter = ("submission", Any, group("protlm.options.jobs:Submission", d
 
 
 def _models(name: str, help: str) -> Parameter:
-    return name, tuple[Path, ...], flag(help, lambda typed: (_shipped_model(typed),), *MODEL_NAMES)
+    return name, tuple[Path, ...], flag(help, lambda: (_shipped_model(),), *MODEL_NAMES)
 
 
 def _files(

@@ -266,7 +266,7 @@ def _argument(word: str, flags: Mapping[str, Flag]) -> str:
 
 
 def _filled(options: type, values: Mapping[str, Any]) -> Any:
-    """Makes the options of what was typed; the others have their defaults."""
+    """Makes the options of what was typed; the others keep their defaults."""
     filled: dict[str, Any] = {}
     for flag in _fields_of(options):
         if flag.is_group:
@@ -274,8 +274,6 @@ def _filled(options: type, values: Mapping[str, Any]) -> Any:
                 filled[flag.field.name] = _filled(flag.kind, values)
         elif flag.name in values:
             filled[flag.field.name] = values[flag.name]
-        elif of_others := flag.field.metadata.get("default"):
-            filled[flag.field.name] = of_others([*values])
     return options(**filled)
 
 

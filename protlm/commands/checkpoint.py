@@ -199,8 +199,7 @@ def print_models() -> None:
         )
     notes = [
         "Masked residues of the shipped sample's split test_iid.",
-        f"Without -m, commands use {default_model().name}, and with --relatives "
-        f"{default_model(with_relatives=True).name}. Model cards:",
+        f"Without -m, commands use {default_model().name}. Model cards:",
         *(f"  {folder / CARD}" for folder in shipped_models()),
     ]
     print_table(("name", "parameters", "attention", "layers", "width", *_FIGURES), rows, notes)

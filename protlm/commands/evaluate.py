@@ -64,12 +64,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     for one in [*filter(None, [output]), *outputs]:
         check_output(one)
     given = config.checkpoint
-    reads_relatives = config.relatives is not None
-    path = (
-        announced_default("checkpoint=MODEL", with_relatives=reads_relatives)
-        if given is None
-        else Path(given)
-    )
+    path = announced_default("checkpoint=MODEL") if given is None else Path(given)
     model = load_model(path, device=config.device)
     if any(made.reads_tokens for made in each):
         _check_alphabet(model, config)

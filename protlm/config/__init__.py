@@ -80,7 +80,7 @@ class EvaluateConfig(Checked):
 
     checkpoint: str | None = setting(
         "a run, a checkpoint, an exported or foreign model, or a name that `protlm models` lists; "
-        "`null`: hybrid-6m, or hybrid-6m-relatives with relatives",
+        "`null`: hybrid-6m",
         None,
     )
     evaluation: dict[str, Any] = field(default_factory=dict)

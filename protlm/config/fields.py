@@ -104,8 +104,7 @@ def flag(
     """Defines an option of a command: its default, its flag, and what is allowed beside it.
 
     Args:
-        default: the value, or a function that returns it and takes the names of the flags that were
-            typed; what has none has to be typed.
+        default: the value, or a function that returns it; what has none has to be typed.
         names: of the flag, or of the argument if it has no hyphens; `--name-of-field` otherwise.
         needs: another flag that has to be typed, too, such as `--lora RANK` or `--format hf`.
         excludes: the fields of flags that cannot be typed beside this one.
@@ -116,7 +115,7 @@ def flag(
     metadata = {"help": help, "names": names, "allowed": allowed, "needs": needs}
     metadata |= {"excludes": excludes, "words": words, "read": read}
     if callable(default):
-        return field(default_factory=lambda: default(()), metadata=metadata | {"default": default})
+        return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 

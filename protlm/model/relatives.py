@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from protlm.checkpoints.format import WITH_RELATIVES
+from protlm.checkpoints.format import DEFAULT
 from protlm.config import Relatives as Seen
 from protlm.config import RelativesPositions
 from protlm.config.data import TOKENS_PER_BATCH
@@ -262,8 +262,8 @@ def seeing_relatives(model: M, *, force: bool) -> M:
     if not force:
         raise UserError(
             "this model was trained without relatives, so that what it predicts after them means "
-            f"nothing; give one that was trained with data.batching=relatives, such as "
-            f"{WITH_RELATIVES}, or use this one nevertheless",
+            f"nothing; give one that was trained with data.batching=relatives, such as {DEFAULT}, "
+            "or use this one nevertheless",
             {"force_relatives": True},
         )
     how = Seen.ordered if model.causal else Seen.full
