@@ -8,9 +8,9 @@ DATA is prepared with a cluster table of TABLES, the folder that `studies.held_o
 order, in steps of 8,192 tokens, with the attention and what else its name says; its twin sees each
 protein of them alone. Each is evaluated by `evaluation=relatives` on the held-out families, with
 relatives below 50 % identity, and in distribution, with any: one query of a family, or with --final
-two, and for held-out families all controls. Arms are compared with their twins, if these are among
---arms, and with the other arms, by means over seeds. Finished parts are not repeated, and
-interrupted ones continue.
+two, and for held-out families all controls. With several --seeds, or twins among --arms, arms are
+compared with all others by means over seeds. Finished parts are not repeated, and interrupted ones
+continue.
 """
 
 import argparse
@@ -146,10 +146,14 @@ def over_seeds(arm: str, given: argparse.Namespace) -> str:
     A family has the mean of its differences over seeds, and families are drawn. What is predicted
     without a model is the same for all runs, and read from one.
     """
-    found, any_run = [], nats_of(folder_of(twin_of(arm), given.seeds[0], given), given)
+    found, has_twin = [], twin_of(arm) in given.arms
+    any_run = nats_of(folder_of(twin_of(arm) if has_twin else arm, given.seeds[0], given), given)
     for seed in given.seeds:
-        own, twin = (nats_of(folder_of(one, seed, given), given) for one in (arm, twin_of(arm)))
-        others = {"alone": own["model, 0"], "the twin alone": twin["model, 0"]}
+        own = nats_of(folder_of(arm, seed, given), given)
+        twin = nats_of(folder_of(twin_of(arm), seed, given), given) if has_twin else {}
+        others = {"alone": own["model, 0"]}
+        if has_twin:
+            others["the twin alone"] = twin["model, 0"]
         controls = ("shuffled", "unrelated") if given.final else ()
         others |= {name: own[f"model, {name}"] for name in controls}
         others |= {x: any_run[f"{x}, 16"] for x in PREDICTORS if f"{x}, 16" in any_run}
@@ -160,7 +164,8 @@ def over_seeds(arm: str, given: argparse.Namespace) -> str:
         }
         found.append({f"with 16 - {name}": own["model, 16"] - x for name, x in others.items()})
         found[-1]["mixed - mixed alone"] = own["mixed, 16"] - own["mixed alone, 16"]
-        found[-1]["mixed - the twin mixed alone"] = own["mixed, 16"] - twin["mixed alone, 16"]
+        if has_twin:
+            found[-1]["mixed - the twin mixed alone"] = own["mixed, 16"] - twin["mixed alone, 16"]
     rows = [[arm, "mean of seeds", *(f"seed {one}" for one in given.seeds)]]
     for name in found[0]:
         each = np.array([one[name] for one in found])
@@ -203,7 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     side_by_side(lambda one: make(one, given), runs, given.jobs)
     print(table(runs, given), flush=True)
     for arm in given.arms:
-        if twin_of(arm) in given.arms and not arm.endswith(TWIN):
+        is_compared = len(given.seeds) > 1 or twin_of(arm) in given.arms
+        if is_compared and not arm.endswith(TWIN):
             print(f"\n{over_seeds(arm, given)}", flush=True)
     if given.figure is not None:
         curve = relatives_curve(results_of(folder_of(*runs[0], given), HELD_OUT, given))
