@@ -139,8 +139,8 @@ class ModelConfig(Checked):
         used_with="data.batching=relatives",
     )
     relatives_heads: int = setting(
-        "heads of their own in each layer of the family, which see aligned residues of relatives; "
-        "what they add is first 0, and all other heads see the protein alone; 0: none",
+        "extra heads in each layer of the family, which see nothing but aligned residues of "
+        "relatives; their output starts at 0, and the other heads see the protein alone; 0: none",
         0,
         allowed=at_least(0),
         used_with="data.batching=relatives",

@@ -120,8 +120,8 @@ class OptimizerConfig(Checked):
         "half-life of the second moment in tokens; replaces `beta2`", None, allowed=above(0)
     )
     only_relatives: bool = setting(
-        "trains `model.relatives_heads` alone, so that `model.init_from` predicts single proteins "
-        "as before",
+        "trains new `model.relatives_heads` alone; the weights of `model.init_from` stay as they "
+        "are, and with them what it predicts of single proteins",
         False,
         used_with="data.batching=relatives",
     )

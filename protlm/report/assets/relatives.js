@@ -60,17 +60,21 @@ const Relatives = (() => {
     const { relatives, tokens } = context;
     const head = open && context.heads.find((one) => one.layer === open.layer &&
       (one.head ?? open.head) === open.head);
-    const isApart = head && head.head === null;
+    // Heads of relatives see nothing else; they are one, the mean of the open layer.
+    const isApart = context.heads.some((one) => one.head === null);
+    const shown = isApart ? "are heads of relatives, which see nothing else" : "is the rest of a row";
     get("relatives-note").textContent =
       `The model reads the protein after ${relatives.length} relatives (${tokens.toLocaleString("en")} tokens), the ` +
-      `first context. Maps have the columns of the protein alone; here ${isApart ? "are heads of relatives, which see nothing else" : "is the rest of a row"}. Weights on a relative include ` +
+      `first context. Maps have the columns of the protein alone; here ${shown}. Weights on a relative include ` +
       "its special tokens; \u201caligned to\u201d is the residue of the protein in the same column of the alignment.";
     const mass = head && Data.decode(head.mass).weights;
     const total = head ? mass[(row + 1) * (head.relatives.length + 1) - 1] : 0;
+    const seen = isApart
+      ? `heads of relatives of layer ${open && open.layer}: the mean of their weights.`
+      : `${open && Data.headName(open)}: ${percent(total)} of the weight is on relatives.`;
     get("relatives-reading").textContent = !open
       ? "Open a head to see what it attends to in relatives."
-      : `${Data.residue(row)} in ${isApart ? `heads of relatives of layer ${open.layer}, mean` : Data.headName(open)}: ` +
-        (total ? (isApart ? "their weights." : `${percent(total)} of the weight is on relatives.`) : "no weight is on relatives.");
+      : `${Data.residue(row)} in ` + (total ? seen : `${Data.headName(open)}: no weight is on relatives.`);
     const isEmpty = !total;
     Tables.fill(get("relatives"), Tables.row("th", ["relative", "weight", "mean of rows"]),
       isEmpty ? [] : strongest(head, relatives, row));
