@@ -193,7 +193,6 @@ def print_models() -> None:
                 folder.name,
                 f"{num_parameters(model.network):,}",
                 f"{attention_label(described.attention_config)}, {described.objective.value}",
-                *map(str, (described.model.num_layers, described.model.model_dim)),
                 *_figures(folder),
             )
         )
@@ -202,7 +201,7 @@ def print_models() -> None:
         f"Without -m, commands use {default_model().name}. Model cards:",
         *(f"  {folder / CARD}" for folder in shipped_models()),
     ]
-    print_table(("name", "parameters", "attention", "layers", "width", *_FIGURES), rows, notes)
+    print_table(("name", "parameters", "attention", *_FIGURES), rows, notes)
 
 
 def _figures(folder: Path) -> tuple[str, ...]:
