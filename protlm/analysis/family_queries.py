@@ -35,7 +35,8 @@ class FamilyQuery:
         shifted: those along one diagonal, of the same shape.
         highest: the highest identity of all candidates, also of those that are not taken.
 
-    Alignments, identities and the order come from the query as it is known: X at the targets.
+    Alignments, identities and the order come from the query as it is known: X at the targets. Only
+    the rule that leaves out candidates which give the query away compares whole sequences.
     """
 
     name: str
@@ -143,13 +144,13 @@ def chosen(
             VOCABULARY.encode(family.query), [VOCABULARY.encode(one.residues) for one in relatives]
         )
         left_out.update(f"relatives {reason}" for reason in filter(None, why))
-        relatives = [one for one, reason in zip(relatives, why, strict=True) if not reason]
         letters = aligned_letters(query, [one.residues for one in relatives])
         found = identities(query, letters)
         key = hashlib.sha256(f"{seed} {family.name}".encode()).digest()
         keys = hashed(keys_of(relatives), seed=int.from_bytes(key[:8], "big"))
         order = keys.argsort(kind="stable")
-        order = order[found[order] < max_identity]
+        is_taken = (found < max_identity) & np.array([not reason for reason in why], bool)
+        order = order[is_taken[order]]
         if len(order) < fewest:
             left_out[f"fewer than {fewest:,} relatives below {max_identity:.0%} identity"] += 1
             continue
@@ -159,8 +160,8 @@ def chosen(
             Relative(relatives[one].name, relatives[one].residues, float(found[one]))
             for one in order
         ]
-        highest = float(found.max(initial=0))
         shifted = aligned_letters(query, [one.residues for one in known], has_gaps=False)
         yield FamilyQuery(
-            family.name, name, family.query, hidden, known, letters[order], shifted, highest
+            *(family.name, name, family.query, hidden, known, letters[order], shifted),
+            highest=float(found.max(initial=0)),
         )

@@ -42,8 +42,9 @@ TWIN = "twin"
 class Relatives(Evaluation):
     """Nats, perplexity and accuracy of masked residues by the number of relatives in context.
 
-    Alignments, identities and baselines know of a query what the model knows: not its targets. A
-    causal model predicts the same residues, from those before them.
+    Alignments, identities and baselines know of a query what the model knows: not its targets.
+    Candidates that give it away are left out by comparing whole sequences. A causal model predicts
+    the same residues, from those before them.
     """
 
     reads_tokens = False
@@ -70,8 +71,11 @@ class Relatives(Evaluation):
         self.numbers, self.tokens = sorted({0, *numbers}), sorted({*tokens})
         self.most = self.numbers[-1]
         self.fewest = self.most if fewest is None else fewest
-        if self.numbers[0] < 0 or min(tokens, default=1) < 1:
-            raise OptionError(f"numbers={numbers} must be at least 0, and tokens={tokens} above 0")
+        if self.numbers[0] < 0 or min(tokens, default=1) < 1 or (tokens and not self.most):
+            raise OptionError(
+                f"numbers={numbers} must be at least 0, tokens={tokens} above 0 and, beside tokens, "
+                "one of the numbers, too: differences and controls are of the largest"
+            )
         if self.fewest < self.most:
             raise OptionError(f"fewest={fewest} must be at least the largest number, {self.most}")
         if per_family < 1:
@@ -297,7 +301,8 @@ def _notes(split: str, values: Mapping[str, Any], orders: Sequence[float]) -> It
         yield f"{split}: other orders: {min(orders):.3f} to {max(orders):.3f}"
     for name, one in values["differences"].items():
         yield f"{split}: {name}: {in_words(one, '+.3f')}"
-    closed = in_words(values["share_closed"], ".0%")
-    yield f"{split}: of the distance from alone to columns, closed: {closed}"
+    if values["differences"]:
+        closed = in_words(values["share_closed"], ".0%")
+        yield f"{split}: of the distance from alone to columns, closed: {closed}"
     for name, one in values["bins"].items():
         yield f"{split}: most similar candidate {name}: queries: {one['queries']:,}"
