@@ -198,7 +198,10 @@ def _whole(relatives: Sequence[Relative], path: Path, counts: Counter[str]) -> I
     proteins, _ = sequences_named(path, names)
     for name, relative in zip(names, relatives, strict=True):
         whole, columns = proteins.get(name, ""), relative.columns
-        begin = whole.find(relative.residues)
+        # Of a domain that is there twice, the range in the name says which it is.
+        first = int(relative.name[len(name) + 1 :].partition("-")[0] or 1) - 1
+        is_there = whole.startswith(relative.residues, first)
+        begin = first if is_there else whole.find(relative.residues)
         if begin < 0:
             counts[f"{'other than' if whole else 'not'} in {path.name}"] += 1
             continue

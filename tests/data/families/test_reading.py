@@ -298,17 +298,17 @@ def test_limits_are_fractions_and_need_relatives() -> None:
 
 def test_whole_proteins_are_found_by_their_names(read, tmp_path: Path) -> None:
     proteins = tmp_path / "proteins.fasta"
-    proteins.write_text(f">a\nWW{ROW}W\n>sp|P1|B_X b\nW{UNGAPPED}\n>c\nMKV\n>z\nMKV\n")
-    rows = A3M.replace(">a", ">a/3-22").replace(">b", ">tr|P1|B_X/2-21")
+    proteins.write_text(f">a\n{ROW}WW{ROW}W\n>sp|P1|B_X b\nW{UNGAPPED}\n>c\nMKV\n>z\nMKV\n")
+    rows = A3M.replace(">a", ">a/23-42").replace(">b", ">tr|P1|B_X/2-21")
     rows += fasta("MKTAYLAKQRQLSFVKSWFS", "MKTAYLAKQRQLSFVKSHWS", names="cd")
     family = read(rows, whole_relatives=proteins)
     assert {one.name: (one.residues, one.columns.tolist()) for one in family.relatives} == {
-        "a/3-22": (f"WW{ROW}W", [-2, -1, *COLUMNS_A, 20]),
+        "a/23-42": (f"{ROW}WW{ROW}W", [*range(-22, 0), *COLUMNS_A, 20]),
         "P1": (f"W{UNGAPPED}", [-1, *COLUMNS_B]),
     }
     assert family.counts == {"other than in proteins.fasta": 1, "not in proteins.fasta": 1}
     unaligned = read(fasta(ROW[3:], "MKV", names="ad"), whole_relatives=proteins)
-    assert unaligned.relatives == (("a", f"WW{ROW}W", None, None, None),)
+    assert unaligned.relatives == (("a", f"{ROW}WW{ROW}W", None, None, None),)
     proteins.write_text(f">a\n{ROW}\n>a\n{ROW}W\n")
     with pytest.raises(InputDataError, match="line 3: a is there with another sequence"):
         read(rows, whole_relatives=proteins)
