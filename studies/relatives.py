@@ -91,20 +91,20 @@ def make(run_of: tuple[str, int], given: argparse.Namespace) -> None:
         queries.with_suffix(f".{split}.tsv").unlink(missing_ok=True)
         numbers = "[0,1,2,4,8,16]" if given.final else "[0,1,4,16]"
         has_controls = given.final and name == HELD_OUT and not arm.endswith(TWIN)
-        limits = f"controls={str(has_controls).lower()} per_family={1 + given.final}"
-        limits += f" numbers={numbers} per_query={queries}"
+        limits = [f"controls={str(has_controls).lower()}", f"per_family={1 + given.final}"]
+        limits += [f"numbers={numbers}", f"per_query={queries}"]
         protlm(
             *("evaluate", f"checkpoint={folder}", "evaluation=[relatives]"),
             *(f"data.dir={given.data}", f"split={split}", "allow_none=true", "data.verify=sizes"),
             *(f"relatives={given.tables / members}", f"whole_relatives={given.fasta}"),
             *(f"output={output}", option),
-            *(f"evaluation.relatives.{one}" for one in limits.split()),
+            *(f"evaluation.relatives.{one}" for one in limits),
         )
 
 
 def table(runs: Sequence[tuple[str, int]], given: argparse.Namespace) -> str:
     """Returns the nats per masked residue of each run, in Markdown."""
-    headings = ["alone", "with one", "with 16", "with 16 - alone"]
+    headings = ["alone", "with one", "with 16", "with 16 - alone", "closed"]
     rows = [
         [
             *("arm", "valid loss"),
@@ -126,7 +126,8 @@ def table(runs: Sequence[tuple[str, int]], given: argparse.Namespace) -> str:
             found = results_of(folder, name, given)
             nats = [found["curve"][number]["model"]["nats"]["mean"] for number in ("0", "1", "16")]
             gain = in_words(found["differences"]["model - alone"], "+.3f")
-            rows[-1] += [*(f"{one:.3f}" for one in nats), gain]
+            closed = in_words(found["share_closed"], ".0%")
+            rows[-1] += [*(f"{one:.3f}" for one in nats), gain, closed]
         own = nats_of(folder, given)["model, 16"]
         rows[-1].append(
             "" if (own == first).all() else in_words(ratio_interval(own - first), "+.3f")
@@ -171,7 +172,12 @@ def over_seeds(arm: str, given: argparse.Namespace) -> str:
         each = np.array([one[name] for one in found])
         mean = in_words(ratio_interval(each.mean(axis=0)), "+.3f")
         rows.append([name, mean, *(f"{one:+.3f}" for one in each.mean(axis=1))])
-    return markdown(rows)
+    # Both are differences from what the model has with 16 relatives.
+    alone, columns = np.array(
+        [[one[f"with 16 - {name}"] for one in found] for name in ("alone", "columns")]
+    ).mean(axis=1)
+    closed = in_words(ratio_interval(-alone, columns - alone), ".0%")
+    return markdown([*rows, ["closed", closed, *[""] * len(given.seeds)]])
 
 
 def nats_of(folder: Path, given: argparse.Namespace) -> dict[str, np.ndarray]:

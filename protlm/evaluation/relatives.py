@@ -73,8 +73,8 @@ class Relatives(Evaluation):
         self.fewest = self.most if fewest is None else fewest
         if self.numbers[0] < 0 or min(tokens, default=1) < 1 or (tokens and not self.most):
             raise OptionError(
-                f"numbers={numbers} must be at least 0, tokens={tokens} above 0 and, beside tokens, "
-                "one of the numbers, too: differences and controls are of the largest"
+                f"numbers={numbers} must be at least 0, and tokens={tokens} above 0; tokens need a "
+                "number above 0, since differences and controls are of the largest"
             )
         if self.fewest < self.most:
             raise OptionError(f"fewest={fewest} must be at least the largest number, {self.most}")

@@ -355,7 +355,7 @@ def test_fewer_than_twenty_families_have_no_interval(families: dict[str, list[st
 def test_what_is_impossible_is_refused(families: dict[str, list[str]]) -> None:
     for settings, match in (
         ({"numbers": [-1]}, "at least 0"),
-        ({"numbers": [0], "tokens": [250]}, "beside tokens, one of the numbers"),
+        ({"numbers": [0], "tokens": [250]}, "tokens need a number above 0"),
         ({"fewest": 1}, "at least the largest number, 4"),
         ({"per_family": 0}, "leaves no query"),
         ({"max_identity": 0.0}, "above 0"),
