@@ -48,6 +48,7 @@ ARMS = {
     "hybrid, aligned ±8, half in use": (*WINDOW, "data.relatives_last=0.5"),
     "hybrid, aligned ±8, 15 to 50 % masked": (*WINDOW, "objective.mask_fraction_range=[0.15,0.5]"),
     "hybrid, aligned ±8, apart": (*WINDOW, "model.relatives_sum=apart"),
+    "hybrid, aligned ±8, aligned positions, ordered": (*WINDOW, SHIFTED, "model.relatives=ordered"),
 }
 TWIN, ALIGNED = ", alone", ", aligned positions"
 # A twin has targets in all proteins, where a quarter of the others' documents has them in the last.
