@@ -143,7 +143,7 @@ class NetworkInContext(ProteinLM):
         """Returns the tokens, mask and bounds of rows: each a family of relatives and a query."""
         (batch, size), words = tokens_BL.shape, self.vocabulary
         tokens = [torch.from_numpy(words.framed(one.residues).astype(int)) for one in relatives]
-        # The first residue of the query is after the tokens before it.
+        # The residues of the query begin after its first tokens.
         start, end = np.arange(words.start), np.arange(1, len(words.suffix) + 1) + words.start
         places = [
             np.concatenate([x[:1] + start, x + words.start, x[-1:] + end])

@@ -215,7 +215,7 @@ def drawn(
     """Returns documents, each of its members in turn until one does not fit.
 
     The first one that is taken is the last one in the row, so that this is a query, if there is
-    one. Of those that are too long, or equal to an earlier one, none is taken.
+    one. Those that are too long, or repeat an earlier one, are left out.
 
     Args:
         kinds: a number of each document, below 1, that decides which proteins see each other and
