@@ -7,7 +7,8 @@ STRUCTURES has alignments and structures as of `studies.families`; chains with a
 aligned rows are used. `protlm contacts` predicts them from the attention maps of the model alone;
 in contexts of their relatives, without those that have the sequence of the chain in them; and, as a
 control, in contexts of the same alignments, the residues of each column of which are permuted among
-its rows. That leaves gaps and frequencies as they are, and nothing of covariance. All have one
+its rows. That leaves the gaps and frequencies of the file as they are, and nothing of covariance;
+what is drawn from it also loses insertions, and rows that were near copies of others. All have one
 regression, fitted on the shipped chains without relatives. Finished parts are not repeated.
 """
 
