@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protlm.analysis.pairwise import substitutions
+from protlm.data.pairwise import substitutions
 from protlm.data.records import Tally, read_records
 from protlm.data.vocabulary import STANDARD
 from studies.runs import end_by_signal, name_of, protlm, side_by_side, train, validations

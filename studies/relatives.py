@@ -1,14 +1,16 @@
 """What relatives are worth to models that are trained on families, and to their single twins.
 
     python -m studies.relatives DATA TABLES FASTA [--arms NAME ...] [--steps 244] [--seeds 0]
-        [--jobs 1] [--final] [--compared RUN] [--figure FILE] [--out runs/relatives/near]
+        [--jobs 1] [--final] [--alignment pairwise] [--compared RUN] [--figure FILE]
+        [--out runs/relatives/near]
 
 DATA is prepared with a cluster table of TABLES, the folder that `studies.held_out` wrote, and
 `--no-homologs`; FASTA has all proteins. Every arm is trained on the same families, in the same
 order, in steps of 8,192 tokens, with the attention and what else its name says; its twin sees each
 protein of them alone. Each is evaluated by `evaluation=relatives` on the held-out families, with
 relatives below 50 % identity, and in distribution, with any: one query of a family, or with --final
-two, and for held-out families all controls. With several --seeds, or twins among --arms, arms are
+two, and for held-out families all controls. Relatives are shifted as in training or, with
+--alignment pairwise, aligned with gaps. With several --seeds, or twins among --arms, arms are
 compared with all others by means over seeds. Finished parts are not repeated, and interrupted ones
 continue.
 """
@@ -55,6 +57,8 @@ TWIN, ALIGNED = ", alone", ", aligned positions"
 OF_TWINS = "data.relatives_alone=1", "data.relatives_last=0"
 ARMS |= {f"{name}{TWIN}": (*ARMS[name], *OF_TWINS) for name in ARMS}
 HELD_OUT, KNOWN, FINAL = "held_out", "in_distribution", "final_"
+# How relatives are aligned in use, and how the files of its evaluation begin.
+ALIGNMENTS = {"shift": "", "pairwise": "pairwise_"}
 SPLITS = {HELD_OUT: "test_ood_family", KNOWN: "valid"}
 
 
@@ -76,29 +80,33 @@ def make(run_of: tuple[str, int], given: argparse.Namespace) -> None:
     """Trains and evaluates an arm with a seed, or continues."""
     arm, seed = run_of
     folder = folder_of(arm, seed, given)
-    settings = [*copying.BASE, *ARMS[arm], f"seed={seed}", f"data.dir={given.data}"]
-    settings += ["data.relatives_from=train", "trainer.valid_batches=10"]
-    settings += [f"trainer.valid_every={given.steps}", "trainer.checkpoint_every=100"]
+    settings = [
+        *(*copying.BASE, *ARMS[arm], f"seed={seed}", f"data.dir={given.data}"),
+        *("data.relatives_from=train", "trainer.valid_batches=10"),
+        *(f"trainer.valid_every={given.steps}", "trainer.checkpoint_every=100"),
+    ]
     train(settings, folder, steps=given.steps)
     groups = f"evaluation.relatives.groups={given.tables / 'groups.tsv'}"
     for name, members, option in (
         (HELD_OUT, "candidates.tsv", groups),
         (KNOWN, "in_distribution.tsv", "evaluation.relatives.max_identity=1"),
     ):
-        output = folder / f"{FINAL * given.final}{name}.json"
+        output = report_of(folder, name, given)
         if output.exists():
             continue
         split, queries = SPLITS[name], output.with_suffix(".tsv")
         queries.with_suffix(f".{split}.tsv").unlink(missing_ok=True)
         numbers = "[0,1,2,4,8,16]" if given.final else "[0,1,4,16]"
         has_controls = given.final and name == HELD_OUT and not arm.endswith(TWIN)
-        limits = [f"controls={str(has_controls).lower()}", f"per_family={1 + given.final}"]
-        limits += [f"numbers={numbers}", f"per_query={queries}"]
+        limits = (
+            *(f"controls={str(has_controls).lower()}", f"per_family={1 + given.final}"),
+            *(f"numbers={numbers}", f"per_query={queries}"),
+        )
         protlm(
             *("evaluate", f"checkpoint={folder}", "evaluation=[relatives]"),
             *(f"data.dir={given.data}", f"split={split}", "allow_none=true", "data.verify=sizes"),
             *(f"relatives={given.tables / members}", f"whole_relatives={given.fasta}"),
-            *(f"output={output}", option),
+            *(f"output={output}", option, f"alignment={given.alignment}"),
             *(f"evaluation.relatives.{one}" for one in limits),
         )
 
@@ -138,8 +146,13 @@ def table(runs: Sequence[tuple[str, int]], given: argparse.Namespace) -> str:
 
 def results_of(folder: Path, name: str, given: argparse.Namespace) -> dict[str, Any]:
     """Returns what the evaluation of a run found."""
-    path = folder / f"{FINAL * given.final}{name}.json"
-    return json.loads(path.read_text())["results"][SPLITS[name]]["relatives"]
+    report = json.loads(report_of(folder, name, given).read_text())
+    return report["results"][SPLITS[name]]["relatives"]
+
+
+def report_of(folder: Path, name: str, given: argparse.Namespace) -> Path:
+    """Returns the file of an evaluation of a run."""
+    return folder / f"{FINAL * given.final}{ALIGNMENTS[given.alignment]}{name}.json"
 
 
 def over_seeds(arm: str, given: argparse.Namespace) -> str:
@@ -183,7 +196,7 @@ def over_seeds(arm: str, given: argparse.Namespace) -> str:
 
 def nats_of(folder: Path, given: argparse.Namespace) -> dict[str, np.ndarray]:
     """Returns the nats per target of each held-out family, by prediction."""
-    rows = rows_of(folder / f"{FINAL * given.final}{HELD_OUT}.{SPLITS[HELD_OUT]}.tsv")
+    rows = rows_of(report_of(folder, HELD_OUT, given).with_suffix(f".{SPLITS[HELD_OUT]}.tsv"))
     order = [*dict.fromkeys(row["family"] for row in rows)]
     families = np.array([order.index(row["family"]) for row in rows])
     targets = np.array([row["targets"] for row in rows], int)
@@ -206,6 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--final", action="store_true", help="two queries a family, and controls")
     parser.add_argument("--compared", type=Path, help="in place of the first arm: another run")
+    parser.add_argument("--alignment", choices=ALIGNMENTS, default="shift", help="in use")
     parser.add_argument("--figure", type=Path, help="of the first arm and seed, held out")
     parser.add_argument("--out", type=Path, default=Path("runs/relatives/near"))
     given = parser.parse_args(arguments)
@@ -214,9 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = [(arm, seed) for seed in given.seeds for arm in given.arms]
     side_by_side(lambda one: make(one, given), runs, given.jobs)
     print(table(runs, given), flush=True)
-    for arm in given.arms:
-        is_compared = len(given.seeds) > 1 or twin_of(arm) in given.arms
-        if is_compared and not arm.endswith(TWIN):
+    for arm in (one for one in given.arms if not one.endswith(TWIN)):
+        if len(given.seeds) > 1 or twin_of(arm) in given.arms:
             print(f"\n{over_seeds(arm, given)}", flush=True)
     if given.figure is not None:
         curve = relatives_curve(results_of(folder_of(*runs[0], given), HELD_OUT, given))

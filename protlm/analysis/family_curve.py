@@ -24,9 +24,7 @@ from protlm.analysis.family_predictions import (
     scores,
 )
 from protlm.analysis.family_queries import FamilyQuery
-from protlm.analysis.intervals import finite_or_none
-from protlm.data.tables import read_columns, write_table
-from protlm.system.errors import InputDataError
+from protlm.data.tables import write_table
 
 # Mixtures of the columns with the model alone, and with the model that sees the same relatives.
 MIXED_ALONE, MIXED = "mixed alone", "mixed"
@@ -109,14 +107,11 @@ class FamilyCurve:
     def figures(self, label: str, who: str, seed: int) -> dict[str, Any]:
         """Returns the means over families of nats, with their interval, and of correct ones."""
         nats = _over_families(self.means(label, who), seed)
+        right = family_means(self.scores[label, who].correct, self.num_targets, self.families)
         return {
             "nats": nats,
             "perplexity": math.exp(nats["mean"]),
-            "accuracy": finite_or_none(
-                family_means(
-                    self.scores[label, who].correct, self.num_targets, self.families
-                ).mean()
-            ),
+            "accuracy": float(right.mean()),
         }
 
     def difference(self, one: Key, other: Key, seed: int) -> dict[str, Any]:
@@ -144,25 +139,6 @@ class FamilyCurve:
                 **{name: part.difference(*pair, seed) for name, pair in pairs.items()},
             }
         return found
-
-    def add_twin(self, path: Path, label: str, twin: str) -> None:
-        """Adds what another model predicts of the same targets, from the table that it wrote.
-
-        Args:
-            path: a table of `write`.
-            label: a context of its model.
-            twin: what it is called here, as the context of a model.
-        """
-        names = ["accession", "targets", f"{MODEL}, {label}"]
-        rows = [row for _, row in read_columns(path, "a table of evaluation.relatives", names)]
-        own = [[query.name, str(len(query.places))] for query in self.queries]
-        if [row[:2] for row in rows] != own:
-            raise InputDataError(
-                f"{path} has {len(rows):,} queries, which are not the {len(own):,} here with equal "
-                "numbers of targets; write it with the same split, relatives and settings"
-            )
-        nats = np.array([row[2] for row in rows], np.float64)
-        self.scores[twin, MODEL] = Scores(nats, np.full(len(nats), np.nan))
 
     def write(self, path: Path) -> None:
         """Writes a table of the nats of each query, to compare models on the same targets."""

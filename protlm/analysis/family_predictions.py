@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protlm.analysis.pairwise import substitutions
 from protlm.data.families import num_neighbors
+from protlm.data.pairwise import substitutions
 from protlm.data.vocabulary import STANDARD
 
 # The number of each letter in `STANDARD`, or -1.

@@ -9,11 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from protlm.analysis.family_predictions import NUMBERS, Evidence
-from protlm.analysis.pairwise import aligned_letters, identities
 from protlm.data.batching.order import hashed
 from protlm.data.families import Family, Relative
 from protlm.data.families.family import keys_of
 from protlm.data.masking import IGNORE, MaskingRule, corrupt, row_rng
+from protlm.data.pairwise import aligned_letters, identities
 from protlm.data.relatives import leaks
 from protlm.data.vocabulary import VOCABULARY
 

@@ -108,7 +108,11 @@ def _relatives(config: EvaluateConfig) -> RelativesOptions:
     paths = config.relatives, config.whole_relatives
     relatives, whole = [None if path is None else Path(path) for path in paths]
     number = FamilyOptions.contexts if config.contexts is None else config.contexts
-    family = FamilyOptions(number, config.relatives_tokens, whole, allow_none=config.allow_none)
+    family = FamilyOptions(
+        *(number, config.relatives_tokens, whole),
+        alignment=config.alignment,
+        allow_none=config.allow_none,
+    )
     return RelativesOptions(relatives, family, config.force_relatives)
 
 

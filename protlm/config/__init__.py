@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protlm.config.data import (
+    Alignment,
     Batching,
     DataConfig,
     EvaluationDataConfig,
@@ -98,6 +99,11 @@ class EvaluateConfig(Checked):
     contexts: int | None = setting("number of contexts that are averaged; `null`: 4", None)
     relatives_tokens: int | None = setting(
         "most tokens of a context; `null`: those of a family in training", None
+    )
+    alignment: Alignment = setting(
+        "how relatives without an alignment are aligned, for models of aligned positions: "
+        "`pairwise`, with gaps, or by one `shift` each",
+        Alignment.pairwise,
     )
     allow_none: bool = setting("read sequences without relatives alone", False)
     force_relatives: bool = setting("use a model that was trained without relatives", False)

@@ -20,6 +20,8 @@ Batching = StrEnum("Batching", ["padded", "packed", "relatives"])
 Sampling = StrEnum("Sampling", ["uniform", "cluster"])
 # How shards are verified at the start: by hash, or by size alone.
 Verify = StrEnum("Verify", ["full", "sizes"])
+# How relatives that a file does not align are aligned with their query.
+Alignment = StrEnum("Alignment", ["pairwise", "shift"])
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """What relatives are worth: predictions of masked residues with more and more of them in context.
 
 Queries, targets and the order of relatives are the same at every number, so that differences are
-paired. Beside the model stand controls, contexts that look like relatives and are none, and what
+paired. Beside the model stand controls, contexts that look like relatives but are not, and what
 the same relatives predict without a model.
 """
 
@@ -29,13 +29,10 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.model.relatives import InContexts
 from protlm.options.shared import new_figure
 from protlm.system.errors import InputDataError, OptionError, UserError
-from protlm.system.paths import existing_file
 from protlm.system.terminal import watched
 
 _ORDERS = 5
 _MIXED = MIXED_ALONE, MIXED
-# The label of another model's predictions, which sees no relatives.
-TWIN = "twin"
 
 
 @final
@@ -65,7 +62,6 @@ class Relatives(Evaluation):
         mask_fraction: float = 0.15,
         seed: int = 0,
         per_query: str | None = None,
-        twin: str | None = None,
         figure: str | None = None,
     ) -> None:
         self.numbers, self.tokens = sorted({0, *numbers}), sorted({*tokens})
@@ -87,7 +83,6 @@ class Relatives(Evaluation):
         self.controls, self.seed = controls, seed
         self.masking = MaskingRule(mask_fraction=mask_fraction, mask_prob=1.0, random_prob=0.0)
         self.per_query = table_path("per_query", per_query)
-        self.twin = None if twin is None else Path(twin)
         self.figure = None if figure is None else new_figure(figure)
 
     def outputs_of(self, split: str) -> list[Path]:
@@ -102,8 +97,6 @@ class Relatives(Evaluation):
         assert data is not None
         if data.contexts is None:
             raise UserError("this evaluation needs relatives", {"relatives": "PATH"})
-        if self.twin is not None:
-            existing_file(of_split(self.twin, data.name), "a table of evaluation.relatives")
         left_out = Counter[str]()
         queries = [*self._queries(data, data.contexts, left_out)]
         if len({query.family for query in queries}) < 2:
@@ -116,8 +109,6 @@ class Relatives(Evaluation):
         counts = count_residues(sample(data.train))[STANDARD_TOKENS] + 1.0
         curve = FamilyCurve(queries, Background(counts / counts.sum()))
         self._predict(curve, data.contexts, data)
-        if self.twin is not None:
-            curve.add_twin(of_split(self.twin, data.name), "0", TWIN)
         for path in filter(None, [self.per_query]):
             curve.write(of_split(path, data.name))
         return self._result(curve, data.contexts) | {
@@ -243,7 +234,7 @@ class Relatives(Evaluation):
         last = str(self.most)
         without_model = {name: (last, name) for name in ("columns", "diagonal", "nearest")}
         others = {"alone": ("0", MODEL), **without_model}
-        others |= {one: (one, MODEL) for one in ("unrelated", "shuffled", TWIN) if one in controls}
+        others |= {one: (one, MODEL) for one in ("unrelated", "shuffled") if one in controls}
         pairs = {f"model - {name}": ((last, MODEL), other) for name, other in others.items()}
         return pairs | {f"{MIXED} - {MIXED_ALONE}": ((last, MIXED), (last, MIXED_ALONE))}
 

@@ -19,11 +19,11 @@ import numpy as np
 from protlm.checkpoints.format import DEFAULT
 from protlm.config import Relatives as Seen
 from protlm.config import RelativesPositions
-from protlm.config.data import TOKENS_PER_BATCH
+from protlm.config.data import TOKENS_PER_BATCH, Alignment
 from protlm.data.families import Draw, Relatives, draws
 from protlm.data.families import Relative as Member
+from protlm.data.pairwise import aligned_positions
 from protlm.data.records.in_memory import SequenceLike
-from protlm.data.relatives import best_diagonal
 from protlm.data.vocabulary import vocabulary_of
 from protlm.model.contexts import NetworkInContext, Relative
 from protlm.model.pretrained import PretrainedModel, begun
@@ -168,13 +168,15 @@ class InContexts:
         ]
 
     def _read(self, relatives: Sequence[Member], query: str) -> Iterator[Relative]:
-        encode = self.model.vocabulary.encode
         is_aligned = self.model.network.relatives_positions is RelativesPositions.aligned
-        for _, residues, _, columns, _ in relatives:
-            tokens = encode(residues)
-            shift = best_diagonal(encode(query), tokens) if is_aligned and columns is None else 0
-            places = np.arange(shift, shift + len(tokens)) if columns is None else columns
-            yield Relative(tokens, places)
+        has_gaps = self.options.alignment is Alignment.pairwise
+        for _, residues, _, places, _ in relatives:
+            found = places
+            if found is None and is_aligned:
+                found = aligned_positions(query, residues, has_gaps=has_gaps)
+            elif found is None:
+                found = np.arange(len(residues))
+            yield Relative(self.model.vocabulary.encode(residues), found)
 
 
 def grouped(

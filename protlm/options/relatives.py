@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from protlm.config.data import Alignment
 from protlm.config.fields import Checked, at_least, by_flag, flag
 from protlm.options import shared
 from protlm.system.errors import UserError
@@ -45,6 +46,11 @@ class FamilyOptions(Checked):
         "How relatives are weighted in a draw: by 1/neighbors at 80 % identity (neighbors), or "
         "equally (uniform); default: neighbors if they are aligned, or else uniform.",
         None,
+    )
+    alignment: Alignment = flag(
+        "How relatives without an alignment are aligned to the query, for models of aligned "
+        "positions: pairwise, with gaps, or by one shift each.",
+        Alignment.pairwise,
     )
     min_identity: float = flag("Minimum identity to the query.", 0.0, allowed=_FRACTION)
     max_identity: float = flag("Maximum identity to the query.", 1.0, allowed=_FRACTION)

@@ -22,9 +22,9 @@ from protlm.analysis.family_predictions import (
 )
 from protlm.analysis.family_queries import chosen, hidden_of
 from protlm.analysis.masked_residues import log_probabilities
-from protlm.analysis.pairwise import aligned_letters, substitutions
 from protlm.data.families import Family, Relative, read_family
 from protlm.data.masking import MaskingRule
+from protlm.data.pairwise import aligned_letters, substitutions
 from protlm.data.vocabulary import STANDARD, VOCABULARY, Vocabulary, vocabulary_of
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
@@ -217,14 +217,6 @@ def test_without_relatives_it_is_the_masked_evaluation(
     sums = [float(line.split("\t")[place]) for line in lines]
     expected = np.log(alone["model"]["perplexity"]) * alone["targets"]
     assert sum(sums) == pytest.approx(expected, rel=1e-5)
-    # The same model as its own twin; a table of other targets is refused.
-    given = {"numbers": [2], "tokens": [], "twin": str(path), "controls": False}
-    compared = Relatives(**given, fewest=2, max_identity=0.5, seed=3).run(model, data)
-    alone = compared["differences"]["model - alone"]
-    assert compared["differences"]["model - twin"] == pytest.approx(alone, abs=1e-4)
-    assert compared["controls"]["twin"]["accuracy"] is None
-    with pytest.raises(InputDataError, match="24 queries, which are not the 24 here"):
-        Relatives(**given, max_identity=0.5, seed=4).run(model, data)
 
 
 def test_a_query_is_known_without_its_targets() -> None:

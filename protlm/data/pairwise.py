@@ -1,4 +1,4 @@
-"""Pairwise alignments of relatives to a query, for what relatives say without a model.
+"""Pairwise alignments of relatives to a query: their positions, and what they say without a model.
 
 They are global, with free ends, so that fragments and longer proteins align as well. Residues are
 scored by BLOSUM62 (Henikoff and Henikoff 1992), gaps by -11 for their first residue and -1 for each
@@ -20,6 +20,10 @@ _MATRIX = "BLOSUM62"
 _UNKNOWN = str.maketrans("UOJ", "XXX")
 # Where residues of two proteins that are aligned begin and end, in each of them.
 _Block = tuple[tuple[int, int], tuple[int, int]]
+# Pairs of residues of two proteins, beyond which one shift is their alignment: 4,096 each, for
+# which an alignment with gaps takes half a second and 100 MB.
+_MOST_PAIRS = 1 << 24
+_NOWHERE = np.iinfo(np.int32).min
 
 
 def aligned_letters(query: str, relatives: Sequence[str], *, has_gaps: bool = True) -> np.ndarray:
@@ -41,9 +45,37 @@ def aligned_letters(query: str, relatives: Sequence[str], *, has_gaps: bool = Tr
     letters = np.zeros((len(relatives), len(query)), np.uint8)
     for row, relative in zip(letters, relatives, strict=True):
         residues = np.frombuffer(relative.encode(), np.uint8)
-        for (start, end), (begin, finish) in (_aligned if has_gaps else _shifted)(query, relative):
+        for (start, end), (begin, finish) in _blocks(query, relative, has_gaps):
             row[start:end] = residues[begin:finish]
     return letters
+
+
+def aligned_positions(query: str, relative: str, *, has_gaps: bool = True) -> np.ndarray:
+    """Returns the position in a query of each residue of a relative, as `Relative.columns`.
+
+    Args:
+        query: residues in capitals; X is one that the alignment must not see.
+        relative: residues in capitals.
+        has_gaps: as for `aligned_letters`; also without them if the two have more than 2^24 pairs
+            of residues.
+
+    Returns:
+        int32 [residues of the relative], never falling.
+
+    >>> aligned_positions("MKTAYIAKQRQISF", "GGMKTAYIGGGAKQRQISFV").tolist()
+    [-2, -1, 0, 1, 2, 3, 4, 5, 5, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    """
+    places = np.full(len(relative), _NOWHERE, np.int32)
+    has_gaps &= 0 < len(query) * len(relative) <= _MOST_PAIRS
+    for (start, end), (begin, finish) in _blocks(query, relative, has_gaps):
+        places[begin:finish] = np.arange(start, end)
+    known = np.flatnonzero(places != _NOWHERE)
+    if not len(known):
+        return np.arange(len(relative), dtype=np.int32)
+    first, last = known[[0, -1]]
+    places[:first] = places[first] - np.arange(first, 0, -1)
+    places[last:] = places[last] + np.arange(len(relative) - last)
+    return np.maximum.accumulate(places)
 
 
 def identities(query: str, letters: np.ndarray) -> np.ndarray:
@@ -78,13 +110,11 @@ def substitutions(frequencies: np.ndarray) -> np.ndarray:
     return joint / joint.sum(1, keepdims=True)
 
 
-def _aligned(query: str, relative: str) -> Iterable[_Block]:
-    # Of equally good alignments, the first.
-    found = next(iter(_aligner().align(*(x.translate(_UNKNOWN) for x in (query, relative)))))
-    return zip(*found.aligned, strict=True)
-
-
-def _shifted(query: str, relative: str) -> Iterable[_Block]:
+def _blocks(query: str, relative: str, has_gaps: bool) -> Iterable[_Block]:
+    if has_gaps:
+        # Of equally good alignments, the first.
+        found = next(iter(_aligner().align(*(x.translate(_UNKNOWN) for x in (query, relative)))))
+        return zip(*found.aligned, strict=True)
     shift = best_diagonal(VOCABULARY.encode(query), VOCABULARY.encode(relative))
     start, end = max(shift, 0), min(shift + len(relative), len(query))
     return [((start, end), (start - shift, end - shift))]
