@@ -13,6 +13,7 @@ import torch
 from protlm.analysis.contact_regression import features, head_features
 from protlm.bounds import Bounds
 from protlm.build import describe
+from protlm.config.data import Alignment
 from protlm.data.families import Draw
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interface import Model
@@ -230,13 +231,15 @@ def test_a_new_member_follows_the_first_context() -> None:
         assert len(drawn.draws("", "")[0].names) >= 2
 
 
-def test_unaligned_relatives_are_shifted_by_their_best_diagonal() -> None:
+@pytest.mark.parametrize("alignment, inserted, end", [("pairwise", "ggg", 4), ("shift", "GGG", 1)])
+def test_unaligned_relatives_are_aligned(alignment: str, inserted: str, end: int) -> None:
+    """With gaps or, as in training, along the diagonal of most of their residues."""
     model = seeing("ordered", "softmax")
-    relative = "W" + QUERY[5:15] + "W"
-    gapped = "-" * 4 + relative + "-" * 6
+    row = f"---{QUERY[3:12]}{inserted}{QUERY[12:18]}{'-' * end}"
+    filters = FamilyOptions(alignment=Alignment(alignment))
     found = [
-        model.perplexity([QUERY], relatives=model.relatives(source, contexts=1))
-        for source in ([QUERY, gapped], [relative])
+        model.perplexity([QUERY], relatives=model.relatives(source, contexts=1, filters=filters))
+        for source in ([QUERY, row], [row.replace("-", "").upper()])
     ]
     assert found[0] == found[1]
 
