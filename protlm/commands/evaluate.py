@@ -90,6 +90,8 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
             with drawn_beside(contexts if draws else None, output, queries):
                 write_json(output, report)
     _print(evaluations, report["results"])
+    for file in [*outputs, *filter(None, [output])]:
+        print(printable(f"written: {file}"), file=sys.stderr)
     return report
 
 

@@ -126,6 +126,7 @@ class Accuracy(Evaluation):
             "max_length": limit,
             "concatenated": self.concatenated,
             "trained_as": model.description.objective.value,
+            **({} if data.contexts is None else {"relatives": data.contexts.settings}),
         }
         if self.groups is not None:
             result |= {**by_group(sums, group_of), "without_group": without_group}
@@ -154,9 +155,10 @@ class Accuracy(Evaluation):
                     for who in ("model", *BASELINES)
                 }
             for who, figures in kinds.items():
+                shown = who + ", with relatives" * (who == MODEL and "relatives" in values)
                 cells = (f"{figures['accuracy']:.2%}", f"{figures['perplexity']:.2f}")
                 targets = f"{values['targets']:,}"
-                rows.append((split, self.objective, who, *cells, interval.get(who, ""), targets))
+                rows.append((split, self.objective, shown, *cells, interval.get(who, ""), targets))
         columns = ("split", "objective", "predictor", "accuracy", "perplexity", HEADING, "targets")
         return ResultTable(columns, rows, caption="\n".join(notes))
 

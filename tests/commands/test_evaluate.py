@@ -139,7 +139,7 @@ def write_families(data: Path, folder: Path, kind: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_sequences_are_evaluated_in_contexts_of_their_relatives(
-    causal_run: Path, tiny_data: Path, tmp_path: Path
+    causal_run: Path, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each alone in its contexts, as `score` reads a wild type."""
     families = tmp_path / "families"
@@ -148,6 +148,9 @@ def test_sequences_are_evaluated_in_contexts_of_their_relatives(
     output = [f"output={tmp_path / 'o.json'}"]
     sums = [f"evaluation.causal.per_sequence={tmp_path / 'sums.tsv'}"]
     run(causal_run, tiny_data, *given, *sums, *output)
+    told, files = capsys.readouterr(), [tmp_path / "sums.test.tsv", tmp_path / "o.json"]
+    assert "model, with relatives" in told.out
+    assert "".join(f"written: {file}\n" for file in files) in told.err
     model = protlm.load(causal_run)
     relatives = model.relatives(families, contexts=2, tokens=2_000, force=True)
     rows = read_table(tmp_path / "sums.test.tsv")
