@@ -240,13 +240,16 @@ def drawn_beside(
                 complete_file(written[0], overwrite=True) as temporary,
                 temporary.open("w", encoding="ascii") as file,
             ):
-                alone = 0
+                drawn = list[list[int]]()
                 for one in queries:
                     plain = contexts.to_plain(*one)
-                    alone += not plain["contexts"][0]["names"]
+                    drawn.append([len(context["names"]) for context in plain["contexts"]])
                     file.write(f"{json.dumps(plain)}\n")
-            told = f"the relatives that are drawn: {written[0]}; {alone:,} queries have none"
-            print(printable(told.removesuffix("; 0 queries have none")), file=sys.stderr)
+            sizes, alone = sorted(size for one in drawn for size in one if size), drawn.count([0])
+            ends = " to ".join(f"{size:,}" for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
+            told = f"relatives drawn: {ends or 0} in each of {len(sizes):,} contexts: {written[0]}"
+            told += f"; queries without any: {alone:,}" * (alone > 0)
+            print(printable(told), file=sys.stderr)
         yield
 
 
