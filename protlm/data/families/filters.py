@@ -72,6 +72,12 @@ def kept(
             "have them of all relatives; give one of these",
             {"min_identity": None, "max_identity": None},
         )
+    usual = options.min_coverage == FamilyOptions.min_coverage
+    if not usual and any(one.letters is None for one in relatives):
+        raise InputDataError(
+            "how much of the query relatives cover is not known without an alignment",
+            {"min_coverage": None},
+        )
     seen, own = set[str](), entry_of(name)
     for relative in relatives:
         reason = (

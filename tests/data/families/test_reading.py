@@ -192,6 +192,7 @@ OPTIONS = {
         "identities to the query are not known",
         {"min_identity": None, "max_identity": None},
     ),
+    "coverage": (UNALIGNED, {"min_coverage": 0.9}, "how much of the query", {"min_coverage": None}),
     "an identity": (
         f">a{SUFFIX}\n{ROW}\n>b\n{UNGAPPED}\n",
         {"max_identity": 0.9},
