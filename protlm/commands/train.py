@@ -204,8 +204,11 @@ def _print_start(plan: RunPlan, checkpoint: Path | None) -> None:
 def _print_summary(network: ProteinLM, data: SequenceData, plan: RunPlan) -> None:
     config, train_split = plan.config, data.train
     expected = forecast(train_split.lengths_of, train_split.order(seed=config.seed), plan.batching)
+    total, trained = sum(x.numel() for x in network.parameters()), num_parameters(network)
+    parameters = f"{total:,} parameters" + f" ({trained:,} trained)" * (trained < total)
     facts = [
-        f"{num_parameters(network):,} parameters, {_layers(config)}",
+        f"{parameters}, {_layers(config)}",
+        config.model.init_from and f"weights of {config.model.init_from}",
         train_split.describe(),
         expected,
         cannot_generate(config),
