@@ -91,8 +91,8 @@ class EvaluateConfig(Checked):
         None,
     )
     relatives: str | None = setting(
-        "relatives of each sequence of the split, by its name, for `masked` and `causal`: a folder "
-        "of alignments or a table of members; `null`: sequences alone",
+        "relatives of each sequence of the split, by its name, for `masked`, `causal` and "
+        "`relatives`: a folder of alignments or a table of members; `null`: sequences alone",
         None,
     )
     whole_relatives: str | None = setting("the sequence file of the members of a table", None)
