@@ -5,8 +5,8 @@ scored by BLOSUM62 (Henikoff and Henikoff 1992), gaps by -11 for their first res
 further one.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ _Block = tuple[tuple[int, int], tuple[int, int]]
 # which an alignment with gaps takes half a second and 100 MB.
 _MOST_PAIRS = 1 << 24
 _NOWHERE = np.iinfo(np.int32).min
+# Alignments that are kept: relatives are in several contexts of a query.
+_KEPT = 1024
 
 
 def aligned_letters(query: str, relatives: Sequence[str], *, has_gaps: bool = True) -> np.ndarray:
@@ -110,11 +112,12 @@ def substitutions(frequencies: np.ndarray) -> np.ndarray:
     return joint / joint.sum(1, keepdims=True)
 
 
-def _blocks(query: str, relative: str, has_gaps: bool) -> Iterable[_Block]:
+@lru_cache(maxsize=_KEPT)
+def _blocks(query: str, relative: str, has_gaps: bool) -> Sequence[_Block]:
     if has_gaps:
         # Of equally good alignments, the first.
         found = next(iter(_aligner().align(*(x.translate(_UNKNOWN) for x in (query, relative)))))
-        return zip(*found.aligned, strict=True)
+        return tuple(zip(*found.aligned, strict=True))
     shift = best_diagonal(VOCABULARY.encode(query), VOCABULARY.encode(relative))
     start, end = max(shift, 0), min(shift + len(relative), len(query))
     return [((start, end), (start - shift, end - shift))]
