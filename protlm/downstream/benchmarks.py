@@ -71,8 +71,10 @@ def find(
             f"{folder}: no such folder; give the one with the files of {benchmark}"
         )
     names = {path: f"/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*")}
-    shown = [path for path, name in names.items() if path.is_file() and "/." not in name]
-    shown.sort(key=lambda path: (len(path.parts), path))
+    shown = sorted(
+        (path for path, name in names.items() if path.is_file() and "/." not in name),
+        key=lambda path: (len(path.parts), path),
+    )
     tasks, missing = [], dict[str, list[str]]()
     for row in rows_of("benchmarks", benchmark):
         splits = {end: a + b for a, b, end in (x.rpartition("=") for x in row["files"].split())}

@@ -131,9 +131,11 @@ def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -
         ends = ((n, counts[n] / len(values)) for n in np.argsort(counts, kind="stable")[[-1, 0]])
         parts.append(" and ".join(f"{x:.1%} {verb} {targets.classes[n]}" for n, x in ends))
     said = {"masked": proteins.masked, "left out": proteins.left_out, "changed": proteins.changed}
-    for what, counts in said.items():
-        if counts:
-            parts.append(f"{what}: " + ", ".join(f"{n:,} {why}" for why, n in counts.items()))
+    parts += [
+        f"{what}: " + ", ".join(f"{n:,} {why}" for why, n in counts.items())
+        for what, counts in said.items()
+        if counts
+    ]
     if not targets.classes:
         parts.append(f"from {targets.values.min():g} to {targets.values.max():g}")
     commas = sum("," in label for label in labels)
