@@ -134,7 +134,6 @@ class RedrawFeatures(Callback):
     """
 
     def __init__(self, *, keeps: bool) -> None:
-        super().__init__()
         self._keeps = keeps
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
