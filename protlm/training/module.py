@@ -146,6 +146,13 @@ class Training(pl.LightningModule, ABC):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+def data_of(trainer: pl.Trainer) -> SequenceData:
+    """Returns the data of a trainer of language modeling."""
+    data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(data, SequenceData)
+    return data
+
+
 class LanguageModeling(Training):
     """Trains a network to predict masked or next residues."""
 
@@ -173,9 +180,7 @@ class LanguageModeling(Training):
         return build_optimizer(self.network, self._optimizer)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
-        data = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        assert isinstance(data, SequenceData)
-        logits_BLV = self._logits(self.network, batch, is_whole=data.is_whole)
+        logits_BLV = self._logits(self.network, batch, is_whole=data_of(self.trainer).is_whole)
         sums = target_sums(logits_BLV, batch.targets_BL)
         return sums.nats, sums
 
@@ -190,9 +195,9 @@ class LanguageModeling(Training):
 
     def on_fit_start(self) -> None:
         """Counts residue frequencies, the baseline of the validation loss."""
-        data = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        assert isinstance(data, SequenceData)
-        self._unigram_VV = torch.from_numpy(data.unigram_table()).log().to(self.device)
+        self._unigram_VV = (
+            torch.from_numpy(data_of(self.trainer).unigram_table()).log().to(self.device)
+        )
 
     def on_validation_epoch_start(self) -> None:
         self._validation = torch.zeros(6, dtype=torch.float64, device=self.device)

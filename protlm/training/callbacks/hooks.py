@@ -15,14 +15,13 @@ from protlm.checkpoints.format import AVERAGE
 from protlm.data.batching.plan import Progress
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import UserError
-from protlm.training.datamodule import SequenceData
 from protlm.training.lightning_internals import (
     rescale_batch_counters,
     set_last_step,
     validate_after_this_batch,
     validate_now,
 )
-from protlm.training.module import Training
+from protlm.training.module import Training, data_of
 
 T = TypeVar("T")
 # The key of a checkpoint under which the micro-batches per optimizer step are saved.
@@ -118,9 +117,7 @@ class TrackDataProgress(LoopCallback):
 
     def on_step_end(self, trainer: Trainer, module: Training, batch: Any) -> None:
         """Reads the position from the batch itself, because loaders run ahead of training."""
-        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        assert isinstance(data, SequenceData)
-        data.progress = Progress(*batch.after)
+        data_of(trainer).progress = Progress(*batch.after)
 
 
 class RedrawFeatures(Callback):
