@@ -18,8 +18,6 @@ __all__ = ["Attention", "create", "mechanism", "names"]
 # A pattern of mechanisms, one for each layer, in place of one mechanism.
 ALTERNATING = "alternating"
 
-_FROM_THE_MODEL = ("num_heads", "head_dim", "model_dim", "max_length", "seed")
-
 
 def names() -> list[str]:
     """Returns the names of the mechanisms, also of those that installed packages add."""
@@ -54,13 +52,6 @@ def create(
     """
     cls = mechanism(name)
     accepted = list(inspect.signature(cls).parameters)
-    allowed = [p for p in accepted if p not in _FROM_THE_MODEL]
-    if unknown := sorted(set(options) - set(allowed)):
-        raise OptionError(
-            f"{unknown[0]} is not a setting of {name}; it has: {one_of(allowed)}"
-            + (", those of its mechanism" if "options" in allowed else "")
-        )
-    _check_options(cls, options)
     sizes = {
         "num_heads": num_heads,
         "head_dim": head_dim,
@@ -68,6 +59,13 @@ def create(
         "max_length": max_length,
         "seed": seed,
     }
+    allowed = [p for p in accepted if p not in sizes]
+    if unknown := sorted(set(options) - set(allowed)):
+        raise OptionError(
+            f"{unknown[0]} is not a setting of {name}; it has: {one_of(allowed)}"
+            + (", those of its mechanism" if "options" in allowed else "")
+        )
+    _check_options(cls, options)
     try:
         return cls(**{key: sizes[key] for key in accepted if key in sizes}, **options)
     except TypeError as error:
