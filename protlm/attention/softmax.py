@@ -125,9 +125,8 @@ class Softmax(SeesRelatives, Recurrent[KeyValueCache]):
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         mask_BL, causal = context.mask_BL, context.causal
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
-        bias_HML = None
-        if context.logit_bias is not None:
-            bias_HML = context.logit_bias(mask_BL.shape[1], rows)
+        bias = context.logit_bias
+        bias_HML = None if bias is None else bias(mask_BL.shape[1], rows)
         return softmax_weights(q_BHMK, k_BHLK, visible_keys(mask_BL, rows, causal=causal), bias_HML)
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> KeyValueCache:

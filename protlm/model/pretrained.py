@@ -289,9 +289,7 @@ class PretrainedModel:
                 f"a prefix of {len(tokens)} residues leaves nothing to sample: a sequence has at "
                 f"most {longest} residues; allow a greater length"
             )
-        model = self
-        if relatives is not None:
-            model = begun(relatives, self, [""]).first("", "")
+        model = self if relatives is None else begun(relatives, self, [""]).first("", "")
         return generate(
             model.network,
             tokens,

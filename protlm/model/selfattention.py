@@ -274,9 +274,9 @@ class SelfAttention(nn.Module):
         if self.value_embedding is not None:
             value_BLE = value_BLE + self.value_embedding(context.tokens_BL)
         q_BHLK = self._rotated(self.query_norm(self._heads(query_BLE)), context)
-        k_BHLK = q_BHLK
-        if key_BLE:
-            k_BHLK = self._rotated(self.key_norm(self._heads(key_BLE[0])), context)
+        k_BHLK = (
+            self._rotated(self.key_norm(self._heads(key_BLE[0])), context) if key_BLE else q_BHLK
+        )
         given = Context(
             hidden_BLD, context.mask_BL, context.causal, context.is_whole, context.logit_bias
         )
