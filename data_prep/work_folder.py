@@ -130,8 +130,10 @@ class BuildFolder:
             path = self.data / file
             if not path.is_file() or sha256_of(path) != entry.sha256:
                 raise _lost(path)
-        kept = {self.data / file for file in shards}
-        kept |= {self.first_seen(number) for number in range(len(segments))}
+        kept = {
+            *(self.data / file for file in shards),
+            *(self.first_seen(number) for number in range(len(segments))),
+        }
         for folder in (self.data, self._digests):
             for path in list(folder.rglob("*")):
                 if not path.is_dir() and path not in kept:

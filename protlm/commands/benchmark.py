@@ -257,8 +257,11 @@ def _contacts(
     too_long = ", ".join(values["left_out"]) or "no structure"
     print(f"{task.name}: {values['num_test']} structures; too long: {too_long}", file=sys.stderr)
     over = values["over_best_baseline"]["long"]
-    found = {MODEL: values[MODEL]["long"][METRIC], f"{MODEL}{LESS}{over['baseline']}": over}
-    found |= {x: values[x]["long"][METRIC] for x in values if x.startswith((RANDOM, NEAREST))}
+    found = {
+        MODEL: values[MODEL]["long"][METRIC],
+        f"{MODEL}{LESS}{over['baseline']}": over,
+        **{x: values[x]["long"][METRIC] for x in values if x.startswith((RANDOM, NEAREST))},
+    }
     by = {who: {"value": x["mean"], "low": x["low"], "high": x["high"]} for who, x in found.items()}
     figure = {
         "metric": f"long-range {METRIC}",

@@ -105,8 +105,10 @@ def _predict(
     pairs = sum(length**2 for length in lengths)
     size = entry_bytes(2 * len(lengths), 2 * pairs, "float32")
     proteins = [one.records for one in inputs if isinstance(one.records, Proteins)]
-    skipped = [row for one in proteins for row in one.without_entry()]
-    skipped += [row for one in inputs for row in one.too_large]
+    skipped = [
+        *(row for one in proteins for row in one.without_entry()),
+        *(row for one in inputs for row in one.too_large),
+    ]
     renamed = {new: old for one in proteins for new, old in one.renamed.items()}
     rows, regression, model = [], fit.regression, room.model
     with (

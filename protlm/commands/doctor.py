@@ -193,9 +193,11 @@ def _faults(path: Path, proteins: Proteins) -> Iterator[str]:
 
 
 def _print(report: Report) -> None:
-    lines = [f"{_label(topic)}: {_text(topic, fact)}" for topic, fact in report.facts.items()]
-    lines += [f"note: {note}" for note in report.notes]
-    lines += [f"problem: {problem}" for problem in report.problems] or ["no problems"]
+    lines = [
+        *(f"{_label(topic)}: {_text(topic, fact)}" for topic, fact in report.facts.items()),
+        *(f"note: {note}" for note in report.notes),
+        *([f"problem: {problem}" for problem in report.problems] or ["no problems"]),
+    ]
     out = console()
     for line in lines:
         out.print(line, highlight=False, markup=False)

@@ -85,8 +85,7 @@ def train_features(
             train(autoencoder, stream, state, progress.update, check=work.lock.check)
         lengths = measured.split.length_counts()
         number = min(BLOCK // 2, int(lengths @ np.arange(len(lengths))))
-        figures = figures_of(autoencoder, measured.block(0, number)[0])
-        figures |= {
+        figures = figures_of(autoencoder, measured.block(0, number)[0]) | {
             "measured_on": [*held_out, "train"][0],
             "epochs": float(autoencoder.progress[1]) / len(stream.split),
         }
@@ -157,10 +156,10 @@ def describe_features(
     notes = [
         f"{len(proteins):,} proteins, {len(concepts.protein):,} residues; left out: {lost}",
         f"chance: {repeats:,} permutations; all predictors took {seconds:,.0f} s",
-    ]
-    notes += [
-        f"masked residues, {what}: {f'{in_words(x)} nats' if isinstance(x, dict) else x}"
-        for what, x in losses.items()
+        *(
+            f"masked residues, {what}: {f'{in_words(x)} nats' if isinstance(x, dict) else x}"
+            for what, x in losses.items()
+        ),
     ]
     table = [[name, *map(str, counts.values())] for name, counts in summary.items()]
     print_table(["predictor", *summary[SPARSE]], table, notes)

@@ -112,8 +112,15 @@ def flag(
         read: makes the value of a text, of types that are not numbers, paths or enumerations;
             `module:function` is imported when it is needed.
     """
-    metadata = {"help": help, "names": names, "allowed": allowed, "needs": needs}
-    metadata |= {"excludes": excludes, "words": words, "read": read}
+    metadata = {
+        "help": help,
+        "names": names,
+        "allowed": allowed,
+        "needs": needs,
+        "excludes": excludes,
+        "words": words,
+        "read": read,
+    }
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)

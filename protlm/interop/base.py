@@ -183,9 +183,11 @@ class Family:
         for token in (*self.special, *STANDARD, *words.frame.own_tokens):
             if token not in number:
                 raise InputDataError(f"{path}: the alphabet lacks {token!r:.20}")
-        names = {one: one for one in (*RESIDUES, *words.frame.own_tokens) if one in number}
-        names |= {letter: token for letter, token in self.read_as.items() if token in number}
-        names |= zip(("<cls>", "<pad>", "<eos>", "<unk>", "<mask>"), self.special, strict=True)
+        names = {
+            **{one: one for one in (*RESIDUES, *words.frame.own_tokens) if one in number},
+            **{letter: token for letter, token in self.read_as.items() if token in number},
+            **dict(zip(("<cls>", "<pad>", "<eos>", "<unk>", "<mask>"), self.special, strict=True)),
+        }
         unused = set(alphabet) - {*names.values(), *RESIDUES}
         unused = [t for t in unused if not any(re.fullmatch(one, t) for one in self.left_out)]
         if unused:

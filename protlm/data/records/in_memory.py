@@ -61,8 +61,7 @@ def named_sequences(given: Iterable[SequenceLike], call: str) -> tuple[list[str]
 
 def sequences_of(given: Iterable[SequenceLike], call: str, name: str = "sequence") -> list[str]:
     """Returns the letters of each sequence; an error suggests `call` instead."""
-    is_table = getattr(given, "ndim", 1) != 1
-    is_table |= isinstance(given, Mapping | set | frozenset)
+    is_table = getattr(given, "ndim", 1) != 1 or isinstance(given, Mapping | set | frozenset)
     if is_table or isinstance(given, Letters | bytes) or not isinstance(given, Iterable):
         raise UserError(
             f"one {type(given).__name__} is given where a list of sequences belongs; write {call}; "

@@ -183,8 +183,13 @@ def verify(directory: Path) -> list[str]:
     manifest = read_manifest(directory)
     entries = [entry for shards in manifest.splits.values() for entry in shards]
     indexes = manifest.clusters.indexes if manifest.clusters else {}
-    expected = {MANIFEST, MANIFEST_SHA256, REPORT, REJECTED}
-    expected |= {entry.file for entry in [*entries, *indexes.values()]}
+    expected = {
+        MANIFEST,
+        MANIFEST_SHA256,
+        REPORT,
+        REJECTED,
+        *(entry.file for entry in [*entries, *indexes.values()]),
+    }
     checked = watched("shards checked", entries)
     faults = [*filter(None, (_fault(directory / entry.file, entry) for entry in checked))]
     for split in indexes:

@@ -22,10 +22,14 @@ def write(results: Results, output: Path) -> None:
     """Writes the rows in the order of the input."""
     job, arrow = results.job, pyarrow()
     vector = arrow.list_(arrow.from_numpy_dtype(stored(job.options.dtype)), job.width)
-    fields = [("id", arrow.string()), ("original_id", arrow.string()), ("length", arrow.int64())]
-    fields += [
-        ("embedding" if job.options.is_single else f"{kind.value}_{layer}", vector)
-        for kind, layer in job.keys
+    fields = [
+        ("id", arrow.string()),
+        ("original_id", arrow.string()),
+        ("length", arrow.int64()),
+        *(
+            ("embedding" if job.options.is_single else f"{kind.value}_{layer}", vector)
+            for kind, layer in job.keys
+        ),
     ]
     metadata = {
         name: value if isinstance(value, str) else json.dumps(value)
@@ -47,10 +51,13 @@ def _table(arrow: Any, schema: Any, job: Job, block: list[Embedded]) -> Any:
         arrow.array([protein.record.identifier for protein in block]),
         arrow.array([protein.original_id for protein in block]),
         arrow.array([len(protein.record.sequence) for protein in block], arrow.int64()),
+        *(
+            arrow.FixedSizeListArray.from_arrays(
+                arrow.array(end_to_end(block, key).ravel()), job.width
+            )
+            for key in job.keys
+        ),
     ]
-    for key in job.keys:
-        numbers = arrow.array(end_to_end(block, key).ravel())
-        columns.append(arrow.FixedSizeListArray.from_arrays(numbers, job.width))
     return arrow.table(columns, schema=schema)
 
 
