@@ -112,11 +112,10 @@ def _effective(config: ModelConfig, name: str) -> Any:
     value = getattr(config, name)
     if name == "norm_epsilon":
         return value or _EPSILON[config.norm]
-    if name == "max_length" and config.positions is not Positions.learned:
-        return None
-    if name == "head_dim" and value == config.model_dim // config.num_heads:
-        return None
     unused = {
+        "max_length": config.positions is not Positions.learned,
+        # The width of a head without it.
+        "head_dim": value == config.model_dim // config.num_heads,
         "relative_": config.positions is not Positions.relative,
         "relatives_": config.relatives is None,
         "global_base": not config.global_every,
