@@ -86,9 +86,7 @@ class WholeFamilies(WholeProteins):
         if rows:
             # Those from which all proteins were left out count as read, too.
             rows[0] += np.flatnonzero(room == 0).tolist()
-        per_batch = max(self.tokens_per_batch // self.longest_row, 1)
-        firsts = range(0, len(rows), per_batch)
-        return [(rows[first : first + per_batch], self.longest_row) for first in firsts]
+        return self._batched(rows)
 
     def _num_tokens(self, block: SampleBlock) -> np.ndarray:
         return _totals(block, block.num_residues + SPECIALS)

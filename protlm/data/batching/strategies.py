@@ -152,10 +152,12 @@ class WholeProteins(LengthBuckets):
         return [replace(batch, longest=self.max_length) for batch in super().batches(block)]
 
     def _cuts(self, block: SampleBlock) -> list[tuple[Any, int]]:
-        size = self.longest_row
-        rows = filled(self._num_tokens(block).tolist(), size)
-        firsts = range(0, len(rows), max(self.tokens_per_batch // size, 1))
-        return [(rows[first : first + firsts.step], size) for first in firsts]
+        return self._batched(filled(self._num_tokens(block).tolist(), self.longest_row))
+
+    def _batched(self, rows: list[list[int]]) -> list[tuple[Any, int]]:
+        """Returns the rows of each batch, and their padded length."""
+        firsts = range(0, len(rows), max(self.tokens_per_batch // self.longest_row, 1))
+        return [(rows[first : first + firsts.step], self.longest_row) for first in firsts]
 
     def _rows(self, block: SampleBlock, places: Any) -> list[Any]:
         return [ProteinsRow(tuple(self._proteins(block, np.array(row)))) for row in places]
