@@ -94,9 +94,9 @@ class Encoder:
             split = rule.split_of(record, digest)
             if split is None or split == HOMOLOG:
                 tally.filtered[split or "in no split"] += 1
-                continue
-            tally.noted.update(rule.notes_of(record, split))
-            rows.append((split, record.identifier, record.sequence.encode(), digest))
+            else:
+                tally.noted.update(rule.notes_of(record, split))
+                rows.append((split, record.identifier, record.sequence.encode(), digest))
         splits, identifiers, sequences, digests = zip(*rows, strict=True) if rows else [()] * 4
         clusters = None
         if self.clusters is not None:

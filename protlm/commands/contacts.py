@@ -76,13 +76,13 @@ def contacts(
             written.append(saved_fit)
         rows = _predict(room, fit, inputs, figures, output, written, contexts)
     for one in inputs:
-        if not isinstance(one.records, Proteins):
+        if isinstance(one.records, Proteins):
+            if len(inputs) > 1:
+                print(f"{one.path}:", file=sys.stderr)
+            one.records.report("predicted", further=one.too_large)
+        else:
             for name, reason in one.too_large:
                 print(printable(f"skipped {name}: {reason}"), file=sys.stderr)
-            continue
-        if len(inputs) > 1:
-            print(f"{one.path}:", file=sys.stderr)
-        one.records.report("predicted", further=one.too_large)
     if not fit.regression.num_heads_used:
         print("no head carries contacts: all pairs are equally probable", file=sys.stderr)
     if saved_fit is not None:

@@ -51,9 +51,9 @@ def _add(file: ProteinFile, protein: Embedded, job: Job) -> None:
         path = "" if is_single else f"{kind.value}/{layer}"
         if kind is not Pooling.features or job.autoencoder is None:
             file.add(protein.record, path, attributes, data=values)
-            continue
-        sparse = job.autoencoder.features_of(torch.tensor(values))
-        with_shape = {**attributes, "shape": sparse.shape}
-        for name in ("data", "indices", "indptr"):
-            place = f"{path}/{name}".lstrip("/")
-            file.add(protein.record, place, with_shape, data=getattr(sparse, name))
+        else:
+            sparse = job.autoencoder.features_of(torch.tensor(values))
+            with_shape = {**attributes, "shape": sparse.shape}
+            for name in ("data", "indices", "indptr"):
+                place = f"{path}/{name}".lstrip("/")
+                file.add(protein.record, place, with_shape, data=getattr(sparse, name))
