@@ -164,11 +164,15 @@ def _table(results: dict[str, SplitLeakage], options: LeakageOptions) -> Table:
     for column in table.columns[2:]:
         column.justify = "right"
     for split, one in results.items():
-        rows = [("identical", one.identical, one.sequences)]
         levels = {level / 10: sum(one.shared_tenths[level:]) for level in _LEVELS}
         levels[options.min_shared] = one.near
-        for level, number in sorted(levels.items(), reverse=True):
-            rows.append((f"{K}-mers >= {level:.0%}", number, one.compared))
+        rows = [
+            ("identical", one.identical, one.sequences),
+            *(
+                (f"{K}-mers >= {level:.0%}", number, one.compared)
+                for level, number in sorted(levels.items(), reverse=True)
+            ),
+        ]
         if one.homologous is not None:
             rows.append(("MMseqs2 hit", one.homologous, one.compared))
         for name, (what, number, total) in zip([split, *[""] * len(rows)], rows, strict=False):

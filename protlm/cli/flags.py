@@ -69,8 +69,11 @@ class Flag:
     @property
     def is_group(self) -> bool:
         """Whether it is an options class, which brings its own flags."""
-        is_class = isinstance(self.kind, type) and is_dataclass(self.kind)
-        return is_class and "names" not in self.field.metadata
+        return (
+            isinstance(self.kind, type)
+            and is_dataclass(self.kind)
+            and "names" not in self.field.metadata
+        )
 
     @property
     def is_needed(self) -> bool:
@@ -293,8 +296,9 @@ def _advice(mending: Mapping[str, object], options: type) -> str:
     names = {one.field.name: one.name for one in flags_of(options)} if mending else {}
     known = [(names[option], value) for option, value in mending.items() if option in names]
     left_out = [name for name, value in known if value is None]
-    given = [(name, value) for name, value in known if value is not None]
-    typed = [name if value is True else f"{name} {value}" for name, value in given]
+    typed = [
+        name if value is True else f"{name} {value}" for name, value in known if value is not None
+    ]
     parts = [f"type {' or '.join(typed)}"] if typed else []
     parts += [f"leave {' and '.join(left_out)} out"] if left_out else []
     return ", or ".join(parts)

@@ -158,8 +158,10 @@ def _refuse_sharing(
 
 
 def _shares(options: EmbedOptions) -> list[EmbedOptions]:
-    shares = [Share(one + 1, options.processes) for one in range(options.processes)]
-    return [replace(options, processes=1, share=share) for share in shares]
+    return [
+        replace(options, processes=1, share=Share(number, options.processes))
+        for number in range(1, options.processes + 1)
+    ]
 
 
 def _job_folder(output: Path) -> Path:

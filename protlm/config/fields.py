@@ -199,8 +199,11 @@ def number_typed(name: str, text: str, otherwise: str = "") -> str:
 def classes_in(module: str, base: type[T]) -> list[type[T]]:
     """Returns the subclasses that a module defines, without abstract ones."""
     classes = inspect.getmembers(importlib.import_module(module), inspect.isclass)
-    found = [one for _, one in classes if issubclass(one, base) and one.__module__ == module]
-    return [one for one in found if not inspect.isabstract(one)]
+    return [
+        one
+        for _, one in classes
+        if issubclass(one, base) and one.__module__ == module and not inspect.isabstract(one)
+    ]
 
 
 def check_types(kind: type, options: Mapping[str, Any]) -> None:

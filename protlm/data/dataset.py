@@ -83,7 +83,6 @@ class SequenceDataset(Dataset[Batch]):
                 tokens_BL[number, start:end], targets_BL[number, start:end] = inputs, targets
                 mask_BL[number, start:end] = True
                 spans.append((number * plan.length + start, number * plan.length + end))
-        filled = [row for row in plan.rows if row is not None]
         return Batch(
             torch.from_numpy(tokens_BL),
             torch.from_numpy(targets_BL),
@@ -91,7 +90,9 @@ class SequenceDataset(Dataset[Batch]):
             torch.tensor([FILLER if row is None else row.samples[0] for row in plan.rows]),
             (plan.after.epoch, plan.after.samples, plan.after.tokens),
             plan.micro_batch,
-            torch.tensor([n for row in filled for n in row.samples], dtype=torch.int64),
+            torch.tensor(
+                [n for row in plan.rows if row is not None for n in row.samples], dtype=torch.int64
+            ),
             self._bounds(plan, spans, families, tokens_BL) if plan.longest else None,
         )
 

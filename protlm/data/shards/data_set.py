@@ -197,8 +197,11 @@ def verify(directory: Path) -> list[str]:
             _index(directory, manifest, split).check()
         except InputDataError as error:
             faults.append(str(error))
-    files = [path for path in sorted(directory.rglob("*")) if not path.is_dir()]
-    others = [path for path in files if path.relative_to(directory).as_posix() not in expected]
+    others = [
+        path
+        for path in sorted(directory.rglob("*"))
+        if not path.is_dir() and path.relative_to(directory).as_posix() not in expected
+    ]
     return faults + [f"{path} is not in the manifest" for path in others]
 
 
