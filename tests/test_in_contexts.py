@@ -19,6 +19,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.interface import Model
 from protlm.model.contexts import NetworkInContext
 from protlm.model.memory import Room
+from protlm.model.relatives import drawn_beside
 from protlm.options.generate import Sampling
 from protlm.options.relatives import FamilyOptions
 from protlm.system.errors import InputDataError, UserError
@@ -242,6 +243,17 @@ def test_unaligned_relatives_are_aligned(alignment: str, inserted: str, end: int
         for source in ([QUERY, row], [row.replace("-", "").upper()])
     ]
     assert found[0] == found[1]
+
+
+def test_relatives_that_are_hardly_like_their_query_are_counted(tmp_path, capsys) -> None:
+    model, near = seeing(), f"{QUERY[:8]}WWWWW{QUERY[13:]}"
+    for rows, is_told in (
+        (["GWGWGWGWGW", near, "PPPCPPP"], True),
+        ([near, "PPCP", near[1:]], False),
+    ):
+        with drawn_beside(model.relatives(rows), tmp_path / "out", [("", QUERY)]):
+            pass
+        assert ("may not be related: 1" in capsys.readouterr().err) == is_told
 
 
 def test_the_budget_is_that_of_a_family_in_training() -> None:

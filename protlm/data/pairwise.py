@@ -34,7 +34,8 @@ def aligned_letters(query: str, relatives: Sequence[str], *, has_gaps: bool = Tr
     Args:
         query: residues in capitals; X is one that the alignment must not see.
         relatives: residues in capitals.
-        has_gaps: otherwise, a relative is aligned along its `best_diagonal` alone.
+        has_gaps: otherwise, and if there are more than 2^24 pairs of residues, a relative is
+            aligned along its `best_diagonal` alone.
 
     Returns:
         uint8 [relatives, residues of the query], 0 where a relative has none.
@@ -58,8 +59,7 @@ def aligned_positions(query: str, relative: str, *, has_gaps: bool = True) -> np
     Args:
         query: residues in capitals; X is one that the alignment must not see.
         relative: residues in capitals.
-        has_gaps: as for `aligned_letters`; also without them if the two have more than 2^24 pairs
-            of residues.
+        has_gaps: as for `aligned_letters`.
 
     Returns:
         int32 [residues of the relative], never falling.
@@ -68,7 +68,6 @@ def aligned_positions(query: str, relative: str, *, has_gaps: bool = True) -> np
     [-2, -1, 0, 1, 2, 3, 4, 5, 5, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
     """
     places = np.full(len(relative), _NOWHERE, np.int32)
-    has_gaps &= 0 < len(query) * len(relative) <= _MOST_PAIRS
     for (start, end), (begin, finish) in _blocks(query, relative, has_gaps):
         places[begin:finish] = np.arange(start, end)
     known = np.flatnonzero(places != _NOWHERE)
@@ -114,7 +113,7 @@ def substitutions(frequencies: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=_KEPT)
 def _blocks(query: str, relative: str, has_gaps: bool) -> Sequence[_Block]:
-    if has_gaps:
+    if has_gaps and 0 < len(query) * len(relative) <= _MOST_PAIRS:
         # Of equally good alignments, the first.
         found = next(iter(_aligner().align(*(x.translate(_UNKNOWN) for x in (query, relative)))))
         return tuple(zip(*found.aligned, strict=True))

@@ -22,7 +22,7 @@ from protlm.config import RelativesPositions
 from protlm.config.data import TOKENS_PER_BATCH, Alignment
 from protlm.data.families import Draw, Relatives, draws
 from protlm.data.families import Relative as Member
-from protlm.data.pairwise import aligned_positions
+from protlm.data.pairwise import aligned_letters, aligned_positions, identities
 from protlm.data.records.in_memory import SequenceLike
 from protlm.data.vocabulary import vocabulary_of
 from protlm.model.contexts import NetworkInContext, Relative
@@ -40,6 +40,9 @@ _TOKENS = 8_192
 _KEPT = 256
 # What is drawn, beside an output.
 _DRAWN = ".relatives.jsonl"
+# The identity that half of the relatives of a query have. Proteins that are not related have 0.05
+# on average, as their ends are free, and 0.14 if they are short.
+_ALIKE = 0.1
 
 
 class InContexts:
@@ -74,6 +77,8 @@ class InContexts:
         limits = options.max_residues, model.max_residues, self.tokens - self._around
         longest = max(min(limit for limit in limits if limit is not None), 1)
         self._relatives = Relatives(source, replace(options, max_residues=longest))
+        self._are_aligned = self.model.network.relatives_positions is RelativesPositions.aligned
+        self._are_gapped = self._are_aligned and options.alignment is Alignment.pairwise
         # All relatives of a query, by its name and its residues.
         self.family = self._relatives.of
         self._drawn = lru_cache(maxsize=_KEPT)(self._draw)
@@ -159,6 +164,14 @@ class InContexts:
         """Returns the model in a context of these relatives of a query."""
         return in_context(self.model, [*self._read(relatives, residues)], tokens_per_batch)
 
+    def are_unlike(self, name: str, residues: str) -> bool:
+        """Whether the relatives drawn for a query are aligned here, and most are hardly like it."""
+        every = [one for draw in self.draws(name, residues) for one in draw.relatives]
+        if not (every and self._are_gapped) or any(one.columns is not None for one in every):
+            return False
+        letters = aligned_letters(residues, [one.residues for one in every])
+        return bool(np.median(identities(residues, letters)) < _ALIKE)
+
     def _models(
         self, name: str, residues: str, tokens_per_batch: int = TOKENS_PER_BATCH
     ) -> list[PretrainedModel]:
@@ -168,12 +181,10 @@ class InContexts:
         ]
 
     def _read(self, relatives: Sequence[Member], query: str) -> Iterator[Relative]:
-        is_aligned = self.model.network.relatives_positions is RelativesPositions.aligned
-        has_gaps = self.options.alignment is Alignment.pairwise
         for _, residues, _, places, _ in relatives:
             found = places
-            if found is None and is_aligned:
-                found = aligned_positions(query, residues, has_gaps=has_gaps)
+            if found is None and self._are_aligned:
+                found = aligned_positions(query, residues, has_gaps=self._are_gapped)
             elif found is None:
                 found = np.arange(len(residues))
             yield Relative(self.model.vocabulary.encode(residues), found)
@@ -240,15 +251,20 @@ def drawn_beside(
                 complete_file(written[0], overwrite=True) as temporary,
                 temporary.open("w", encoding="ascii") as file,
             ):
-                drawn = list[list[int]]()
+                drawn, unlike = list[list[int]](), 0
                 for one in queries:
                     plain = contexts.to_plain(*one)
                     drawn.append([len(context["names"]) for context in plain["contexts"]])
+                    unlike += contexts.are_unlike(*one)
                     file.write(f"{json.dumps(plain)}\n")
             sizes, alone = sorted(size for one in drawn for size in one if size), drawn.count([0])
             ends = " to ".join(f"{size:,}" for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
             told = f"relatives drawn: {ends or 0} in each of {len(sizes):,} contexts: {written[0]}"
             told += f"; queries without any: {alone:,}" * (alone > 0)
+            told += (
+                f"; queries whose relatives have less than {_ALIKE:.0%} of the residues in place, "
+                f"and may not be related: {unlike:,}"
+            ) * (unlike > 0)
             print(printable(told), file=sys.stderr)
         yield
 
