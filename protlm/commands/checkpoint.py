@@ -184,10 +184,11 @@ def convert_model(
 
 def print_models() -> None:
     """Prints a table of the shipped models, and the paths of their model cards."""
-    rows = []
+    rows, in_context = [], list[str]()
     for folder in shipped_models():
         model = load_model(folder)
         described = model.description
+        in_context += [folder.name] * (described.model.relatives is not None)
         rows.append(
             (
                 folder.name,
@@ -198,6 +199,7 @@ def print_models() -> None:
         )
     notes = [
         "Masked residues of the shipped sample's split test_iid.",
+        f"These read relatives, too: {', '.join(in_context)}.",
         f"Without -m, commands use {default_model().name}. Model cards:",
         *(f"  {folder / CARD}" for folder in shipped_models()),
     ]

@@ -405,6 +405,8 @@ def _not_there(key: str, choice: str, options: Any) -> str:
     if not hint and where == ["attention"] and "options" in there:
         inner = "options.MECHANISM" if "layers" in there else "options"
         listed += f"; to set that of its mechanism, type +attention.{inner}.{last}=VALUE"
+    if where == ["evaluation"] and not hint:
+        listed += f"; to set those of another evaluation, type evaluation=[{last}], too"
     return f"{key} is not a setting{hint}{listed}"
 
 

@@ -161,7 +161,8 @@ def test_models_lists_them_all_and_names_the_default(protlm_in_process, tmp_path
     listed = protlm_in_process("models", cwd=tmp_path).stdout
     figures = results["sample"]["results"]["test_iid"]["masked"]["model"]
     assert f"{figures['perplexity']:.2f}" in listed and folder.name in listed
-    assert f"Without -m, commands use {default_model().name}." in listed
+    name = default_model().name
+    assert f"These read relatives, too: {name}.\nWithout -m, commands use {name}." in listed
 
 
 @pytest.mark.slow

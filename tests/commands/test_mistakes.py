@@ -125,6 +125,7 @@ TABLE = """
 2 train data.dirr=data -> data.dirr & data.dir
 2 train model=tyni run_dir=o -> model=tyni does not exist (did you mean model=tiny?); & esm2_8m
 2 evaluate --cfg job evaluation=contact -> contact does not exist (did you mean evaluation=contacts?
+2 evaluate evaluation.relatives.number=[0,1] -> type evaluation=[relatives], too
 2 train 'run_dir=$J' trainer.max_steps=1 -> $J & ${oc.env:NAME}
 2 train data.dir=data data.train_split=tran run_dir=o -> tran & train
 2 train trainer.accumulate_grad_batches=3 data.dir=data run_dir=run -> run_dir
