@@ -143,12 +143,6 @@ class DataConfig(Checked):
                 f"{_OF_RELATIVES} draws every member of every cluster, and data.sampling=cluster "
                 "one member of each; type data.sampling=uniform"
             )
-        alone, last = self.relatives_alone, self.relatives_last
-        if alone + last > 1:
-            raise UserError(
-                f"data.relatives_alone={alone} and data.relatives_last={last} are fractions of the "
-                "same documents, and more than 1 together; type smaller ones"
-            )
 
 
 @dataclass

@@ -171,14 +171,20 @@ class RunPlan:
         if data.batching is Batching.packed:
             return WholeProteins(*size, crop=data.crop, row=data.tokens_per_row)
         if data.batching is Batching.relatives:
+            # A causal target does not hide anything from the relatives after it.
+            alone, last = data.relatives_alone, 0.0 if self.is_causal else data.relatives_last
+            if alone + last > 1:
+                raise UserError(
+                    f"data.relatives_alone={alone} and data.relatives_last={last} are fractions of "
+                    "the same documents, and more than 1 together; type smaller ones"
+                )
             return WholeFamilies(
                 *size,
                 row=data.tokens_per_row,
                 members=data.relatives,
                 tokens=data.relatives_tokens,
-                alone=data.relatives_alone,
-                # A causal target does not hide anything from the relatives after it.
-                last=0.0 if self.is_causal else data.relatives_last,
+                alone=alone,
+                last=last,
                 positions=self.model.relatives_positions,
             )
         return LengthBuckets(

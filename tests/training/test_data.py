@@ -227,7 +227,7 @@ def test_settings_of_relatives_become_rules(tiny_clusters):
     expected = WholeFamilies(2_048, 128, row=512, members=3, tokens=200, alone=0.2, last=0.3)
     assert data.rule == expected
     assert data.valid_batching == replace(expected, tokens_per_batch=1_024, alone=0, last=0)
-    causal = build(tiny_clusters, *RELATIVES, "objective=causal").rule
+    causal = build(tiny_clusters, *RELATIVES, "objective=causal", f"{ALONE}=1").rule
     assert isinstance(causal, WholeFamilies) and causal.last == 0
     assert build(tiny_clusters, *RELATIVES).rule.block_size == 2_048
 
