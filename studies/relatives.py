@@ -44,6 +44,7 @@ ARMS = {
     "softmax, aligned positions, long rows": ("attention=softmax", SHIFTED, LONG_ROWS),
     "hybrid, aligned ±8, aligned positions, long rows": (*WINDOW, SHIFTED, LONG_ROWS),
     "hybrid, aligned ±8, causal": (*WINDOW, "objective=causal"),
+    "hybrid, aligned ±8, causal, alone": (*WINDOW, "objective=causal", "data.relatives_alone=1"),
     "hybrid, aligned ±8, no convolution": (*WINDOW, "model.convolution=null"),
     "hybrid, aligned ±8, 30 % alone": (*WINDOW, "data.relatives_alone=0.3"),
     "hybrid, aligned ±8, none in use": (*WINDOW, "data.relatives_last=0"),
@@ -55,7 +56,7 @@ ARMS = {
 TWIN, ALIGNED = ", alone", ", aligned positions"
 # A twin has targets in all proteins, where a quarter of the others' documents has them in the last.
 OF_TWINS = "data.relatives_alone=1", "data.relatives_last=0"
-ARMS |= {f"{name}{TWIN}": (*ARMS[name], *OF_TWINS) for name in ARMS}
+ARMS = {f"{name}{TWIN}": (*ARMS[name], *OF_TWINS) for name in ARMS if TWIN not in name} | ARMS
 HELD_OUT, KNOWN, FINAL = "held_out", "in_distribution", "final_"
 # How relatives are aligned in use, and how the files of its evaluation begin.
 ALIGNMENTS = {"shift": "", "pairwise": "pairwise_"}
