@@ -259,7 +259,7 @@ def drawn_beside(
                     file.write(f"{json.dumps(plain)}\n")
             sizes, alone = sorted(size for one in drawn for size in one if size), drawn.count([0])
             ends = " to ".join(f"{size:,}" for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
-            told = f"relatives drawn: {ends or 0} in each of {len(sizes):,} contexts: {written[0]}"
+            told = f"{written[0]}: relatives of each context: {ends or 0}; contexts: {len(sizes):,}"
             told += f"; queries without any: {alone:,}" * (alone > 0)
             told += (
                 f"; queries whose relatives have less than {_ALIKE:.0%} of the residues in place, "

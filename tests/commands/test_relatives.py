@@ -73,7 +73,7 @@ def test_scores_in_contexts(run: Protlm, model: Model) -> None:
     expected = model.score(("P1", QUERY), ["K2R", "Y5W"], relatives=relatives_of(model))
     told = run("score", "v.csv", "--wild-type", "x.fasta", "-m", "run", "-o", "s.csv")
     assert "wt-marginals" in told
-    assert f"relatives drawn: 2 in each of 2 contexts: s.csv{DRAWN}" in told
+    assert f"s.csv{DRAWN}: relatives of each context: 2; contexts: 2" in told
     found = [float(row["wt-marginals"]) for row in read_table("s.csv")]
     np.testing.assert_allclose(found, expected, atol=1e-6)
     (line,) = drawn("s.csv")
