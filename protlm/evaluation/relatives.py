@@ -127,7 +127,7 @@ class Relatives(Evaluation):
             left_out[f"of no {self.column}, each a family by itself"] = without_group
 
         def families() -> Iterator[tuple[Family, str, np.ndarray]]:
-            for number, group in enumerate(group_of):
+            for number, group in enumerate(watched(f"{data.name}: proteins", group_of)):
                 name, residues = data.query(number)
                 if len(residues) > limit:
                     left_out[f"longer than {limit:,} residues"] += 1
