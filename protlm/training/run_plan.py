@@ -176,7 +176,8 @@ class RunPlan:
             if alone + last > 1:
                 raise UserError(
                     f"data.relatives_alone={alone} and data.relatives_last={last} are fractions of "
-                    "the same documents, and more than 1 together; type smaller ones"
+                    "the same documents, and more than 1 together; type smaller ones, such as "
+                    "data.relatives_last=0"
                 )
             return WholeFamilies(
                 *size,
