@@ -167,7 +167,7 @@ class ProteinLM(nn.Module):
                 f"no layer sees relatives: of {config.num_layers} layers, each one whose number is "
                 f"a multiple of {config.relatives_every} can, and windows need "
                 "attention.relatives_window; type model.relatives_every=1, "
-                "attention.relatives_window=16 or another attention"
+                "attention.relatives_window=16, model.relatives_heads=1 or another attention"
             )
         is_apart = config.relatives_sum is RelativesSum.apart
         if seeing and is_apart and all(one.relatives_factor is None for one in seeing):
@@ -459,12 +459,10 @@ def num_parameters(network: nn.Module) -> int:
 def _check_relatives(attention: dict[str, Any], num_layers: int) -> None:
     """Refuses a mechanism whose proteins cannot see relatives."""
 
-    def is_able(kind: type[Attention]) -> bool:
-        return issubclass(kind, SeesRelatives)
-
-    if found := unable(attention, num_layers, is_able):
-        able = [name for name in names() if is_able(mechanism(name))] + [ALTERNATING]
-        raise UserError(f"{found} cannot see relatives; choose one of: {one_of(able)}")
+    if found := unable(attention, num_layers, lambda kind: issubclass(kind, SeesRelatives)):
+        able = [one for one in names() if issubclass(mechanism(one), SeesRelatives)] + [ALTERNATING]
+        choose = f"type model.relatives_heads=1, or choose one of: {one_of(able)}"
+        raise UserError(f"{found} cannot see relatives; {choose}")
 
 
 def build_network(

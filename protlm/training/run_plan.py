@@ -123,10 +123,9 @@ class RunPlan:
             or model.relatives_positions is RelativesPositions.aligned
         ):
             raise UserError(
-                "model.relatives=full shows a protein those after it, and "
-                "model.relatives_positions=aligned places it by all of its residues, which "
-                "objective=causal predicts; type model.relatives=ordered "
-                "model.relatives_positions=restart"
+                "objective=causal predicts what model.relatives=full shows a protein of those "
+                "after it, and what model.relatives_positions=aligned places it by; type "
+                "model.relatives=ordered model.relatives_positions=restart"
             )
         if self.is_causal and model.relatives_heads:
             raise UserError(

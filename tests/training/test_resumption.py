@@ -174,7 +174,7 @@ REFUSED = [
     ("data.dir=null data.mixture=[{dir:x,wieght:1}]", "data.mixture=[{dir:x,wieght"),
     ("data.mode=joined", "concatenated"),
     ("data.sampling=clusters", "must be one of: cluster, uniform"),
-    ("data.sampling=cluster", "prepare it again with clusters"),
+    ("data.sampling=cluster", "prepare it again with the option cluster"),
     *(
         (f"objective.mask_fraction_range={bounds}", "0 < low <= high <= 1")
         for bounds in ("[0,0.5]", "[0.5,0.1]", "[0.5,1.5]", "[-0.1,0.5]")

@@ -37,7 +37,7 @@ class Documents(NamedTuple):
         text = (
             f"{len(related):,} of the first {len(self.sizes):,} documents have relatives, "
             f"{related.mean() if len(related) else 0:.1f} proteins each, and the others have "
-            f"{len(self.leads) - related.sum():,}, which see no other"
+            f"{len(self.leads) - related.sum():,} proteins, each of which is read alone"
         )
         reasons = [f"{number:,} {why}" for why, number in self.left_out.items() if number]
         return f"{text}; left out are {', '.join(reasons)}" if reasons else text

@@ -101,13 +101,13 @@ class SequenceFile:
 
     def _recognized(self) -> RecordFormat:
         name, start = self.source.name, self._start
+        known = _ALIGNMENTS if self._options.rows else _KNOWN
         if not start:
-            raise InputDataError(f"{name}, line 1: the file is empty; {_KNOWN}")
+            raise InputDataError(f"{name}, line 1: the file is empty; {known}")
         layout = (
             fasta_layout(start, self._options) or swissprot_layout(start) or xml_layout(start, name)
         )
         if layout is None:
-            known = _ALIGNMENTS if self._options.rows else _KNOWN
             raise refusal(f"{name}, line {self._line}", foreign_format(start), f"; {known}")
         return layout
 

@@ -9,7 +9,7 @@ from protlm.system.errors import InputDataError
 
 # The first line of an alignment of ColabFold, lengths and copies of its chains, or the MPI toolkit.
 ALIGNMENT = re.compile(rb"^#(?:A3M#|\d+((?:,\d+)*)[ \t][\d,]+)[ \t]*$", re.MULTILINE)
-WITHOUT_GAPS = "sed -e '/^#/d' -e '/^>/!s/[-.~]//g' FILE > SEQUENCES.fasta"
+WITHOUT_GAPS = "gzip -cdf FILE | sed -e '/^#/d' -e '/^>/!s/[-.~]//g' > SEQUENCES.fasta"
 A3M = (
     "this is an alignment (A3M), as ColabFold and the MPI toolkit write them; remove its gaps: "
     f"{WITHOUT_GAPS}"

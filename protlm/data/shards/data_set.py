@@ -141,8 +141,8 @@ def open_clusters(directory: Path, split: str, *, verify: str = "full") -> Clust
     manifest = _manifest_with(directory, split)
     if manifest.clusters is None:
         raise UserError(
-            f"{directory} was prepared without clusters: choose uniform sampling and another "
-            "batching than relatives, or prepare it again with clusters (docs/prepare.md)"
+            f"{directory} was prepared without clusters, which data.batching=relatives and "
+            "data.sampling=cluster need; prepare it again with the option cluster (docs/prepare.md)"
         )
     index = _index(directory, manifest, split)
     try:
