@@ -134,6 +134,7 @@ def describe(config: TrainConfig) -> ModelDescription:
     name, data = options.pop("name"), config.data
     longest_row = max(min(data.tokens_per_row, data.tokens_per_batch), data.max_length)
     is_related = data.batching is Batching.relatives
+    tokens = 0 if data.relatives_alone == 1 else data.relatives_tokens or longest_row
     return ModelDescription(
         vocabulary=VOCABULARY.hash,
         objective=config.objective.name,
@@ -142,7 +143,7 @@ def describe(config: TrainConfig) -> ModelDescription:
         attention_options=stored_options(name, options),
         seed=config.seed,
         max_length=data.max_length,
-        relatives_tokens=data.relatives_tokens or longest_row if is_related else None,
+        relatives_tokens=tokens if is_related else None,
     )
 
 
@@ -257,8 +258,9 @@ def open_data(config: DataConfig, rule: BatchingStrategy | None = None) -> tuple
     valid = open_split(Path(valid_dir), config.valid_split, verify=verify)
     if clusters is None or rule is None:
         return Mixture(splits, shares, clusters), Mixture([valid])
-    # All proteins are masked and see their relatives, whatever the fractions of training are.
-    valid_rule = replace(rule, alone=0.0, last=0.0)
+    # All proteins are masked and see their relatives, whatever the fractions of training are; but
+    # where all are alone in training, they are here.
+    valid_rule = replace(rule, alone=float(rule.alone == 1), last=0.0)
     related = _related(config, Path(valid_dir), valid, valid_rule)
     return Families(splits, shares, clusters, rule), related
 

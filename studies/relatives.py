@@ -108,6 +108,8 @@ def make(run_of: tuple[str, int], given: argparse.Namespace) -> None:
             *(f"data.dir={given.data}", f"split={split}", "allow_none=true", "data.verify=sizes"),
             *(f"relatives={given.tables / members}", f"whole_relatives={given.fasta}"),
             *(f"output={output}", option, f"alignment={given.alignment}"),
+            # Twins have seen none.
+            "force_relatives=true",
             *(f"evaluation.relatives.{one}" for one in limits),
         )
 

@@ -38,7 +38,8 @@ class ModelDescription:
             `class` of an encoder; of a converted one, the mechanism `converted_from` and the hash
             of the original's weights, `converted_hash`.
         frame: the frame and the further tokens of a model; None of those with `<cls>` and `<eos>`.
-        relatives_tokens: the most tokens of a family in training; None without families.
+        relatives_tokens: the most tokens of a family in training; None without families, and 0 if
+            all proteins of families were read alone.
     """
 
     vocabulary: str
