@@ -194,7 +194,7 @@ def test_a_model_trained_alone_refuses_relatives_unless_forced(objective) -> Non
     np.testing.assert_allclose(model.perplexity([QUERY], relatives=empty), alone, rtol=1e-12)
 
 
-CANNOT = "attention=nystromformer cannot see relatives; choose one of: alternating, hedgehog, "
+CANNOT = "attention=nystromformer cannot see relatives; type model.relatives_heads=1, "
 
 
 @pytest.mark.parametrize("relatives", ["full", "ordered"])
@@ -245,15 +245,20 @@ def test_unaligned_relatives_are_aligned(alignment: str, inserted: str, end: int
     assert found[0] == found[1]
 
 
-def test_relatives_that_are_hardly_like_their_query_are_counted(tmp_path, capsys) -> None:
-    model, near = seeing(), f"{QUERY[:8]}WWWWW{QUERY[13:]}"
+def test_relatives_that_are_alike_by_chance_are_told(tmp_path, capsys, recwarn) -> None:
+    near = f"{QUERY[:8]}WWWWW{QUERY[13:]}"
     for rows, is_told in (
         (["GWGWGWGWGW", near, "PPPCPPP"], True),
         ([near, "PPCP", near[1:]], False),
+        ([QUERY, "PPPCPPPWWWWGGGGHHHHC--"], False),
     ):
-        with drawn_beside(model.relatives(rows), tmp_path / "out", [("", QUERY)]):
-            pass
-        assert ("may not be related: 1" in capsys.readouterr().err) == is_told
+        relatives = seeing().relatives(rows, contexts=1)
+        with drawn_beside(relatives, tmp_path / "out", [("", QUERY)]):
+            (context,) = relatives.to_plain("", QUERY)["contexts"]
+        assert ("may not be related: 1" in capsys.readouterr().err) == is_told == bool(recwarn)
+        assert not is_told or "of the query have E-values above 0.001" in str(recwarn.pop().message)
+        found = dict(zip(context["residues"], context["identities"], strict=True))
+        assert near not in rows or found[near] == 17 / 22
 
 
 def test_the_budget_is_that_of_a_family_in_training() -> None:
@@ -261,6 +266,11 @@ def test_the_budget_is_that_of_a_family_in_training() -> None:
     assert describe(composed("model=tiny", *settings)).relatives_tokens == 1_000
     described = describe(composed("model=tiny", *settings, "data.relatives_tokens=500"))
     assert described.relatives_tokens == 500
+    model, twin = seeing(), describe(composed("model=tiny", *settings, "data.relatives_alone=1"))
+    model.description = replace(model.description, relatives_tokens=twin.relatives_tokens)
+    with pytest.raises(UserError, match="was trained without relatives, so that what"):
+        model.relatives(ROWS)
+    assert model.relatives(ROWS, force=True).tokens == 8_192
     alone = describe(composed("model=tiny"))
     assert alone.relatives_tokens is None
     assert "relatives_tokens" not in alone.to_plain()
@@ -295,7 +305,7 @@ def test_an_ordered_context_is_read_once_for_all_predictions(look_at) -> None:
 def test_the_memory_of_a_protein_is_not_that_of_its_context() -> None:
     model = seeing("ordered", "performer_relu")
     rng = np.random.default_rng(0)
-    rows = ["".join(rng.choice([*QUERY], 400)) for _ in range(60)]
+    rows = [f"{QUERY[:9]}W{QUERY[10:]}{''.join(rng.choice([*QUERY], 378))}" for _ in range(60)]
     drawn = model.relatives(rows, contexts=1, tokens=24_000)
     needed, alone = (Room(one).needs(4_000) for one in (drawn.models("", QUERY)[0], model))
     assert needed < 1.5 * alone

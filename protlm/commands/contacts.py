@@ -69,6 +69,10 @@ def contacts(
     figures = _figures(inputs, options.figure)
     queries = [(one.identifier, one.sequence) for some in inputs for one in some.records]
     contexts = in_contexts(model, options.relatives, (name for name, _ in queries))
+    if contexts is not None:
+        # Relatives are read before the fit, which takes longer.
+        for query in queries:
+            contexts.draws(*query)
     fit = fit_contacts(model, options.fit)
     with drawn_beside(contexts, output, queries), all_or_none() as written:
         if saved_fit is not None:

@@ -5,6 +5,7 @@ scored by BLOSUM62 (Henikoff and Henikoff 1992), gaps by -11 for their first res
 further one.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
@@ -26,6 +27,8 @@ _MOST_PAIRS = 1 << 24
 _NOWHERE = np.iinfo(np.int32).min
 # Alignments that are kept: relatives are in several contexts of a query.
 _KEPT = 1024
+# Of the distribution of local scores of proteins by chance, with this matrix and these gaps.
+_LAMBDA, _K = 0.267, 0.041
 
 
 def aligned_letters(query: str, relatives: Sequence[str], *, has_gaps: bool = True) -> np.ndarray:
@@ -94,6 +97,23 @@ def identities(query: str, letters: np.ndarray) -> np.ndarray:
     return (letters[:, is_known] == own[is_known]).mean(1)
 
 
+def e_value(query: str, relative: str) -> float:
+    """Returns the number of local alignments that score as well by chance, in two proteins.
+
+    It is K m n exp(-λ S) for lengths m and n and the best local score S, with λ = 0.267 and
+    K = 0.041 (Altschul and Gish 1996). It is 0 for more than 2^24 pairs of residues, or for none,
+    which are not compared.
+
+    >>> e_value("MKTAYIAKQRQISF", "GGMKTAYIGGGAKQRQISFV") < e_value("MKTAYIAKQRQISF", "WWPWPHPG")
+    True
+    """
+    pairs = len(query) * len(relative)
+    if not 0 < pairs <= _MOST_PAIRS:
+        return 0.0
+    score = _aligner("local").score(query.translate(_UNKNOWN), relative.translate(_UNKNOWN))
+    return _K * pairs * math.exp(-_LAMBDA * score)
+
+
 def substitutions(frequencies: np.ndarray) -> np.ndarray:
     """Returns the probability of a residue, given the one of a relative in its place.
 
@@ -115,7 +135,9 @@ def substitutions(frequencies: np.ndarray) -> np.ndarray:
 def _blocks(query: str, relative: str, has_gaps: bool) -> Sequence[_Block]:
     if has_gaps and 0 < len(query) * len(relative) <= _MOST_PAIRS:
         # Of equally good alignments, the first.
-        found = next(iter(_aligner().align(*(x.translate(_UNKNOWN) for x in (query, relative)))))
+        found = next(
+            iter(_aligner("global").align(*(x.translate(_UNKNOWN) for x in (query, relative))))
+        )
         return tuple(zip(*found.aligned, strict=True))
     shift = best_diagonal(VOCABULARY.encode(query), VOCABULARY.encode(relative))
     start, end = max(shift, 0), min(shift + len(relative), len(query))
@@ -123,8 +145,9 @@ def _blocks(query: str, relative: str, has_gaps: bool) -> Sequence[_Block]:
 
 
 @cache
-def _aligner() -> PairwiseAligner:
-    aligner = PairwiseAligner(mode="global", open_gap_score=-11, extend_gap_score=-1)
-    aligner.end_gap_score = 0
+def _aligner(mode: str) -> PairwiseAligner:
+    aligner = PairwiseAligner(mode=mode, open_gap_score=-11, extend_gap_score=-1)
+    if mode == "global":
+        aligner.end_gap_score = 0
     aligner.substitution_matrix = substitution_matrices.load(_MATRIX)
     return aligner

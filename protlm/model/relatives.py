@@ -6,12 +6,14 @@ that whatever takes a model works in contexts, too.
 
 import json
 import sys
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -22,7 +24,7 @@ from protlm.config import RelativesPositions
 from protlm.config.data import TOKENS_PER_BATCH, Alignment
 from protlm.data.families import Draw, Relatives, draws
 from protlm.data.families import Relative as Member
-from protlm.data.pairwise import aligned_letters, aligned_positions, identities
+from protlm.data.pairwise import aligned_letters, aligned_positions, e_value, identities
 from protlm.data.records.in_memory import SequenceLike
 from protlm.data.vocabulary import vocabulary_of
 from protlm.model.contexts import NetworkInContext, Relative
@@ -40,9 +42,9 @@ _TOKENS = 8_192
 _KEPT = 256
 # What is drawn, beside an output.
 _DRAWN = ".relatives.jsonl"
-# The identity that half of the relatives of a query have. Proteins that are not related have 0.05
-# on average, as their ends are free, and 0.14 if they are short.
-_ALIKE = 0.1
+# Of a query, as many relatives are compared with it, and most should have E-values below this, as
+# all of 20 to 50 % identity in Swiss-Prot have, and one of fifty pairs of unrelated proteins.
+_COMPARED, _BY_CHANCE = 8, 1e-3
 
 
 class InContexts:
@@ -70,7 +72,7 @@ class InContexts:
         force: bool = False,
     ) -> None:
         self.model, self._alone = seeing_relatives(model, force=force), model
-        self.options, self.query = options, query
+        self.options, self.query, self.unlike = options, query, set[tuple[str, str]]()
         self.tokens = options.relatives_tokens or model.description.relatives_tokens or _TOKENS
         # One that does not fit would end every context in which it is drawn.
         self._around = model.vocabulary.num_around
@@ -84,11 +86,16 @@ class InContexts:
         self._drawn = lru_cache(maxsize=_KEPT)(self._draw)
         self.models = lru_cache(maxsize=1)(self._models)
 
-    def begun(self, model: PretrainedModel, names: Collection[str]) -> Self:
-        """Returns itself; refuses another model, and names of proteins without relatives."""
+    def begun(
+        self, model: PretrainedModel, names: Collection[str], *, of_all: bool = False
+    ) -> Self:
+        """Returns itself; refuses another model, and names of proteins without relatives.
+
+        Names `of_all` proteins are refused if none has relatives, also if that is allowed.
+        """
         if model is not self._alone:
             raise UserError("these relatives are of another model; write model.relatives(...)")
-        self._relatives.check(names if self.query is None else [self.query[0]])
+        self._relatives.check(names if self.query is None else [self.query[0]], of_all=of_all)
         return self
 
     def groups(
@@ -124,14 +131,14 @@ class InContexts:
             "relatives_tokens": self.tokens,
             "contexts": [
                 {
-                    "max_identity": one.max_identity,
-                    "tokens": one.num_tokens,
-                    "names": one.names,
-                    "residues": [relative.residues for relative in one.relatives],
-                    "identities": [relative.identity for relative in one.relatives],
-                    "digest": one.digest,
+                    "max_identity": drawn.max_identity,
+                    "tokens": drawn.num_tokens,
+                    "names": drawn.names,
+                    "residues": [one.residues for one in drawn.relatives],
+                    "identities": [self._identity(residues, one) for one in drawn.relatives],
+                    "digest": drawn.digest,
                 }
-                for one in self.draws(name, residues)
+                for drawn in self.draws(name, residues)
             ],
         }
 
@@ -144,7 +151,7 @@ class InContexts:
         config = self.model.description.model
         numbers, runs = config.relatives_numbers, RelativesPositions.run
         family = self.family(name, residues)
-        return str(family), draws(
+        contexts = draws(
             family,
             count=self.options.contexts,
             tokens=self.tokens,
@@ -157,20 +164,35 @@ class InContexts:
                 or config.relatives_positions is runs
             ),
         )
+        self._compare(name, residues, contexts[0].relatives[:_COMPARED])
+        return str(family), contexts
+
+    def _compare(self, name: str, residues: str, relatives: Sequence[Member]) -> None:
+        """Warns once of relatives without an alignment of which most are as alike as by chance."""
+        values = [e_value(residues, one.residues) for one in relatives if one.columns is None]
+        if not values or median(values) < _BY_CHANCE:
+            return
+        if not self.unlike:
+            warnings.warn(
+                f"most relatives of {name or 'the query'} have E-values above {_BY_CHANCE} "
+                "(BLOSUM62, gaps of -11 and -1), as proteins that are not related to it; such "
+                "relatives mislead the model: check that they are of this protein",
+                stacklevel=2,
+            )
+        self.unlike.add((name, residues))
+
+    def _identity(self, residues: str, relative: Member) -> float | None:
+        """Returns the identity of a relative to a query, if not known by the alignment here."""
+        if relative.identity is not None or not (self._are_aligned and residues):
+            return relative.identity
+        letters = aligned_letters(residues, [relative.residues], has_gaps=self._are_gapped)
+        return float(identities(residues, letters)[0])
 
     def after(
         self, relatives: Sequence[Member], residues: str, tokens_per_batch: int
     ) -> PretrainedModel:
         """Returns the model in a context of these relatives of a query."""
         return in_context(self.model, [*self._read(relatives, residues)], tokens_per_batch)
-
-    def are_unlike(self, name: str, residues: str) -> bool:
-        """Whether the relatives drawn for a query are aligned here, and most are hardly like it."""
-        every = [one for draw in self.draws(name, residues) for one in draw.relatives]
-        if not (every and self._are_gapped) or any(one.columns is not None for one in every):
-            return False
-        letters = aligned_letters(residues, [one.residues for one in every])
-        return bool(np.median(identities(residues, letters)) < _ALIKE)
 
     def _models(
         self, name: str, residues: str, tokens_per_batch: int = TOKENS_PER_BATCH
@@ -223,7 +245,8 @@ def in_contexts(
         if family.contexts not in (1, FamilyOptions.contexts):
             raise UserError("one context alone is read here", {"contexts": None})
         family = replace(family, contexts=1)
-    return InContexts(model, options.relatives, family, force=force).begun(model, [*names])
+    contexts = InContexts(model, options.relatives, family, force=force)
+    return contexts.begun(model, [*names], of_all=True)
 
 
 def models_of(
@@ -255,15 +278,15 @@ def drawn_beside(
                 for one in queries:
                     plain = contexts.to_plain(*one)
                     drawn.append([len(context["names"]) for context in plain["contexts"]])
-                    unlike += contexts.are_unlike(*one)
+                    unlike += one in contexts.unlike
                     file.write(f"{json.dumps(plain)}\n")
             sizes, alone = sorted(size for one in drawn for size in one if size), drawn.count([0])
             ends = " to ".join(f"{size:,}" for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
             told = f"{written[0]}: relatives of each context: {ends or 0}; contexts: {len(sizes):,}"
             told += f"; queries without any: {alone:,}" * (alone > 0)
             told += (
-                f"; queries whose relatives have less than {_ALIKE:.0%} of the residues in place, "
-                f"and may not be related: {unlike:,}"
+                f"; queries most of whose relatives have E-values above {_BY_CHANCE}, and may not "
+                f"be related: {unlike:,}"
             ) * (unlike > 0)
             print(printable(told), file=sys.stderr)
         yield
@@ -278,7 +301,8 @@ def in_context(model: M, relatives: Sequence[Relative], tokens_per_batch: int) -
 def seeing_relatives(model: M, *, force: bool) -> M:
     """Returns a model that sees relatives: one that was trained so or, if forced, any."""
     described = model.description
-    if described.model.relatives is not None:
+    is_seeing = described.model.relatives is not None
+    if is_seeing and (force or described.relatives_tokens != 0):
         return model
     if not force:
         raise UserError(

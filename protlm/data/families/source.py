@@ -51,7 +51,7 @@ class Relatives:
             return
         if existing_file(source, _WHAT, or_folder=True).is_dir():
             self._files, num_others = _files_in(source)
-            self._about = f"{len(self._files):,} files of families, {num_others:,} other files"
+            self._about = f"files of families: {len(self._files):,}, other files: {num_others:,}"
             self._names, self._what = Names(self._files, source), _FILE
         elif _is_table(source):
             if self.options.whole_relatives is None:
@@ -63,8 +63,10 @@ class Relatives:
             self._table = MemberTable(source)
             self._names, self._what = self._table.names, "row of another protein"
 
-    def check(self, names: Collection[str]) -> None:
+    def check(self, names: Collection[str], *, of_all: bool = False) -> None:
         """Refuses names of queries without relatives, unless these are allowed.
+
+        Names `of_all` queries are refused if none of several has relatives, also if it is allowed.
 
         It says, once, what was read. Of a table, it reads the sequences of all members at once.
         """
@@ -81,13 +83,15 @@ class Relatives:
         found = {name: self._names.find(name) for name in names if name in asked}
         known = [one for one in found.values() if one is not None]
         missing = [name for name, one in found.items() if one is None]
-        if missing and not self.options.allow_none:
+        is_lost = of_all and not known and len(names) > 1
+        if missing and (is_lost or not self.options.allow_none):
+            advice = "leave them out, or use such queries alone" if all(missing) else "name a file"
             raise InputDataError(
                 f"{self.source} has no {self._what} for {len(missing):,} of {len(found):,} "
                 f"queries, the first of them {missing[0] or '(without a name)'} (names there are "
                 f"like {self._names.example}); "
-                + ("leave them out, or use such queries alone" if all(missing) else "name a file"),
-                {"allow_none": True} if all(missing) else None,
+                + ("give both the same names, or leave out the relatives" if is_lost else advice),
+                None if is_lost or not all(missing) else {"allow_none": True},
             )
         self._found |= found
         path = self.options.whole_relatives

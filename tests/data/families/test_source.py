@@ -51,7 +51,7 @@ def test_a_folder_has_a_file_for_each_query(folder: Path, capsys) -> None:
         assert [one.name for one in relatives.of(name, query).relatives] == [own]
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "a file for 3 of 3 queries; 3 files of families, 1 other files" in said
+    assert "a file for 3 of 3 queries; files of families: 3, other files: 1" in said
 
 
 def test_queries_without_a_file_are_counted_and_refused_unless_allowed(folder, capsys) -> None:
@@ -64,10 +64,11 @@ def test_queries_without_a_file_are_counted_and_refused_unless_allowed(folder, c
     with pytest.raises(InputDataError, match="for 1 of 1 queries"):
         Relatives(folder).of("x", SECOND)
     relatives = Relatives(folder, FamilyOptions(allow_none=True))
-    relatives.check(["q", "x"])
-    assert (
-        "a file for 1 of 2 queries, the others are read alone; 3 files" in capsys.readouterr().err
-    )
+    with pytest.raises(InputDataError, match=r"2 of 2 queries, .* give both the same names"):
+        relatives.check(["y", "x"], of_all=True)
+    relatives.check(["q", "x"], of_all=True)
+    said = capsys.readouterr().err
+    assert "a file for 1 of 2 queries, the others are read alone; files of families: 3" in said
     family = relatives.of("x", SECOND)
     assert (family.name, family.query, family.relatives) == ("x", SECOND, ())
     (folder / "q.fasta").write_text(">a\nMKV\n")
