@@ -27,8 +27,9 @@ _MOST_PAIRS = 1 << 24
 _NOWHERE = np.iinfo(np.int32).min
 # Alignments that are kept: relatives are in several contexts of a query.
 _KEPT = 1024
-# Of the distribution of local scores of proteins by chance, with this matrix and these gaps.
-_LAMBDA, _K = 0.267, 0.041
+# Of the distribution of local scores by chance, with this matrix and a gap of k residues at
+# -10 - k, which BLAST calls an existence of 10 and an extension of 1.
+_LAMBDA, _K = 0.243, 0.024
 
 
 def aligned_letters(query: str, relatives: Sequence[str], *, has_gaps: bool = True) -> np.ndarray:
@@ -100,8 +101,8 @@ def identities(query: str, letters: np.ndarray) -> np.ndarray:
 def e_value(query: str, relative: str) -> float:
     """Returns the number of local alignments that score as well by chance, in two proteins.
 
-    It is K m n exp(-λ S) for lengths m and n and the best local score S, with λ = 0.267 and
-    K = 0.041 (Altschul and Gish 1996). It is 0 for more than 2^24 pairs of residues, or for none,
+    It is K m n exp(-λ S) for lengths m and n and the best local score S, with λ = 0.243 and
+    K = 0.024 (Altschul and Gish 1996). It is 0 for more than 2^24 pairs of residues, or for none,
     which are not compared.
 
     >>> e_value("MKTAYIAKQRQISF", "GGMKTAYIGGGAKQRQISFV") < e_value("MKTAYIAKQRQISF", "WWPWPHPG")
