@@ -105,8 +105,10 @@ def e_value(query: str, relative: str) -> float:
     K = 0.024 (Altschul and Gish 1996). It is 0 for more than 2^24 pairs of residues, or for none,
     which are not compared.
 
-    >>> e_value("MKTAYIAKQRQISF", "GGMKTAYIGGGAKQRQISFV") < e_value("MKTAYIAKQRQISF", "WWPWPHPG")
-    True
+    Two tryptophans score 22, and the residues around them no more:
+
+    >>> f"{e_value('MWWC', 'WWWA'):.6f} = {0.024 * 4 * 4 * math.exp(-0.243 * 22):.6f}"
+    '0.001831 = 0.001831'
     """
     pairs = len(query) * len(relative)
     if not 0 < pairs <= _MOST_PAIRS:
