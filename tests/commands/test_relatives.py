@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import protlm
+from protlm.commands import contacts
 from protlm.commands.embed import embed
 from protlm.commands.embedding import plan
 from protlm.commands.probe import predict
@@ -123,6 +124,15 @@ def test_maps_contacts_and_pages_in_contexts(run: Protlm, model: Model) -> None:
         run(*words, "1")
         assert drawn(output) == drawn("page.html")
     assert [line["query"] for line in drawn("a.h5")] == [f"P{n}" for n in range(1, 13)]
+
+
+def test_what_cannot_be_used_is_refused_early(run: Protlm, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("others.fasta").write_text(f">A\n{QUERY}\n>B\n{QUERY}\n")
+    words = "attention", "others.fasta", "-m", "run", "-o", "o.h5", "--allow-none"
+    assert "give both the same names" in run(*words, relatives="families", code=3)
+    monkeypatch.setattr(contacts, "fit_contacts", None)
+    words = "contacts", "x.fasta", "-m", "run", "-o", "c.h5"
+    assert "No relative is left" in run(*words, relatives="x.fasta", code=3)
 
 
 def test_new_members_of_a_family(run: Protlm, causal_run: Path) -> None:
