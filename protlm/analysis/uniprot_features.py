@@ -43,7 +43,6 @@ _REGIONS = {
 }
 _NAME_OF = {kind: name for name, kinds in (_KINDS | _REGIONS).items() for kind in kinds}
 BOND = "disulfide_bond"
-SITES = tuple(name for name in _KINDS if name != BOND)
 # Proteins that are drawn for one that is taken, at most; the others are relatives.
 _DRAWN = 10
 
