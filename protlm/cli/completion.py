@@ -22,10 +22,14 @@ def script(typed: Sequence[str]) -> str:
     shell = typed[0] if typed else "bash"
     refuse_unknown("--completion", shell, ["bash", "zsh"])
     words = {" ": {name.split()[0] for name in COMMANDS} | {"--help", "--version"}}
-    for name in GROUPS:
-        words[f"{name} "] = {one.split()[1] for one in COMMANDS if one.startswith(f"{name} ")}
-    for name, command in COMMANDS.items():
-        words[f'{name} "*"'] = {one for flag in flags_of(command.options) for one in flag.typed_as}
+    words |= {
+        f"{name} ": {one.split()[1] for one in COMMANDS if one.startswith(f"{name} ")}
+        for name in GROUPS
+    }
+    words |= {
+        f'{name} "*"': {one for flag in flags_of(command.options) for one in flag.typed_as}
+        for name, command in COMMANDS.items()
+    }
     cases = [f'  "{typed}") words="{" ".join(sorted(more))}";;' for typed, more in words.items()]
     text = _SCRIPT.replace("CASES", "\n".join(cases))
     return f"autoload -U +X bashcompinit && bashcompinit\n{text}" if shell == "zsh" else text

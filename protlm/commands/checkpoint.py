@@ -44,8 +44,11 @@ def info(path: Path) -> None:
         "vocabulary hash": model.description.vocabulary,
     }
     described = model.description.to_plain()
-    for section in ("model", "attention"):
-        rows |= {f"{section}.{key}": str(v) for key, v in described[section].items()}
+    rows |= {
+        f"{section}.{key}": str(value)
+        for section in ("model", "attention")
+        for key, value in described[section].items()
+    }
     rows |= {f"source.{key}": value for key, value in (model.description.source or {}).items()}
     for metric in BestMetric:
         rows |= {f"best by {metric}": str(best) for best in best_checkpoints(path, metric, 1)}
@@ -171,8 +174,7 @@ def convert_model(
     found = read_model(path)
     typed = _mechanism(found.description, attention, settings)
     try:
-        config = to_plain(compose(TrainConfig, typed))["attention"]
-        done = convert(found, config, seed=seed)
+        done = convert(found, to_plain(compose(TrainConfig, typed))["attention"], seed=seed)
     except UserError as error:
         advice = "; here, attention.OPTION=VALUE is typed as --set OPTION=VALUE" if settings else ""
         raise type(error)(f"{error}{advice}") from None

@@ -124,9 +124,11 @@ def _labeled(rows: Sequence[tuple[str, str, str]]) -> list[ConceptProtein]:
 def contexts(sequence: str) -> dict[str, np.ndarray]:
     """Returns concepts that the sequence alone decides, bool L by name."""
     letters, places = np.array([*sequence], dtype="U1"), np.arange(len(sequence))
-    found = {f"{RESIDUE}{one}": letters == one for one in STANDARD}
-    found |= {f"after {one}": np.append(False, letters[:-1] == one) for one in STANDARD}
-    found["hydrophobic"] = np.isin(letters, [*_HYDROPHOBIC])
+    found = {
+        **{f"{RESIDUE}{one}": letters == one for one in STANDARD},
+        **{f"after {one}": np.append(False, letters[:-1] == one) for one in STANDARD},
+        "hydrophobic": np.isin(letters, [*_HYDROPHOBIC]),
+    }
     found["first 5"], found["last 5"] = places < 5, places >= len(sequence) - 5
     for name, motif in _MOTIFS.items():
         matches = re.finditer(f"(?=({motif}))", sequence)
@@ -154,8 +156,7 @@ def concepts_of(proteins: Sequence[ConceptProtein]) -> Concepts:
 
 def positions(proteins: Sequence[ConceptProtein]) -> np.ndarray:
     """Returns whether residues are among the first or the last few of their protein."""
-    ends = [[one.places, len(one.sequence) - 1 - one.places] for one in proteins]
-    nearest = np.concatenate(ends, axis=1)
+    nearest = np.hstack([[one.places, len(one.sequence) - 1 - one.places] for one in proteins])
     return np.concatenate([nearest < number for number in _FROM_ENDS]).T.astype(np.float32)
 
 

@@ -97,7 +97,10 @@ class Contacts(Evaluation):
         values = results[NO_SPLIT]
         used = values["heads_used"]
         # Without a head all pairs are equally probable, and their order is random.
-        heads = {who: str(used[who] or "0: chance") for who in used}
-        heads |= {f"{who}_mean_of_heads": "all" for who in used} | {NEAREST: "none"}
+        heads = {
+            **{who: str(used[who] or "0: chance") for who in used},
+            **{f"{who}_mean_of_heads": "all" for who in used},
+            NEAREST: "none",
+        }
         rows = [(*row, heads[row[0].split(",")[0]]) for row in table_rows(values, list(heads))]
         return ResultTable(("contacts", *COLUMNS, "heads used"), rows, caption(values))

@@ -80,10 +80,12 @@ class Heads(Evaluation):
         order = [divmod(place, key.shape[1]) for place in places]
         clusters = np.array(values["clusters"])
         rows = [
-            (f"{at[0] + 1}-{at[1] + 1}", *_cells(own, at), str(clusters[at]))
-            for at in order[:_SHOWN]
+            *(
+                (f"{at[0] + 1}-{at[1] + 1}", *_cells(own, at), str(clusters[at]))
+                for at in order[:_SHOWN]
+            ),
+            *((f"{who}, mean of heads", *_cells(x, ...), "") for who, x in found.items()),
         ]
-        rows += [(f"{who}, mean of heads", *_cells(x, ...), "") for who, x in found.items()]
         columns = ("layer-head", *_HEADINGS, "P@L", "cluster")
         return ResultTable(columns, rows, caption="\n".join(_caption(values, len(order))))
 

@@ -232,9 +232,11 @@ class Relatives(Evaluation):
         if not self.most:
             return {}
         last = str(self.most)
-        without_model = {name: (last, name) for name in ("columns", "diagonal", "nearest")}
-        others = {"alone": ("0", MODEL), **without_model}
-        others |= {one: (one, MODEL) for one in ("unrelated", "shuffled") if one in controls}
+        others = {
+            "alone": ("0", MODEL),
+            **{name: (last, name) for name in ("columns", "diagonal", "nearest")},
+            **{one: (one, MODEL) for one in ("unrelated", "shuffled") if one in controls},
+        }
         pairs = {f"model - {name}": ((last, MODEL), other) for name, other in others.items()}
         return pairs | {f"{MIXED} - {MIXED_ALONE}": ((last, MIXED), (last, MIXED_ALONE))}
 

@@ -57,9 +57,10 @@ def compose_run(typed: Sequence[str], file: FileSettings = NO_FILE) -> TrainConf
         refuse_differences(_new_config(composed_settings, typed, file))
     before, now = _flat(stored), _flat(to_plain(composed_settings))
     given = {name for name in {**before, **now} if _is_given(name, keys)}
-    settings = {name: value for name, value in before.items() if name not in given}
-    settings |= {name: now[name] for name in now if name in given or name == "run_dir"}
-    nested = _nested(settings)
+    nested = _nested(
+        {name: value for name, value in before.items() if name not in given}
+        | {name: now[name] for name in now if name in given or name == "run_dir"}
+    )
     # Settings are compared with each other only when all are those of the run.
     _check_options(str(nested["attention"]["name"]), composed_settings, typed, file)
     config = from_plain(nested, TrainConfig)

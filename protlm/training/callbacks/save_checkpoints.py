@@ -253,8 +253,10 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
             return
         config = self._config
         paths = [p for p in all_checkpoints(self._run_dir) if p.name not in self._damaged]
-        kept = set(paths[-max(config.keep_checkpoints, 2) :])
-        kept |= set(best_checkpoints(self._run_dir, config.best_metric, config.keep_best))
+        kept = {
+            *paths[-max(config.keep_checkpoints, 2) :],
+            *best_checkpoints(self._run_dir, config.best_metric, config.keep_best),
+        }
         for path in paths:
             if path not in kept:
                 # A failed removal is tried again after the next checkpoint.
