@@ -55,8 +55,7 @@ class ClusterTable:
 
     def __getstate__(self) -> dict[str, Any]:
         assert self._stored.is_file(), "only a stored table can be sent to another process"
-        kept = ("path", "version", "sha256", "_stored")
-        return {name: getattr(self, name) for name in kept}
+        return {name: getattr(self, name) for name in ("path", "version", "sha256", "_stored")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -200,8 +200,7 @@ def find_homologs(
         with ExitStack() as stack:
             opened = {split: stack.enter_context(file.open("x")) for split, file in files.items()}
             for source in sources:
-                records = read_records(source, Tally(), reading)
-                for record in selected(records, selection, Tally()):
+                for record in selected(read_records(source, Tally(), reading), selection, Tally()):
                     digest = digest_of(record)
                     if (split := rule.split_of(record, digest)) in opened:
                         opened[split].write(f">{digest.hex()}\n{record.sequence}\n")
