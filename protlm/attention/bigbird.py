@@ -152,8 +152,7 @@ class BigBird(Attention):
         """Returns the blocks that each block sees, its window first: (B, H, S, w + r), or -1."""
         fixed = self._fixed_blocks(causal=causal)
         row_S = torch.arange(number, device=num_blocks_B.device)
-        offsets = torch.arange(-fixed.before, fixed.after + 1, device=row_S.device)
-        window = row_S[:, None] + offsets
+        window = row_S[:, None] + torch.arange(-fixed.before, fixed.after + 1, device=row_S.device)
         window = window.where((window >= 0) & (window < number), -1)
         # A causal block must not depend on the number of blocks after it.
         num_blocks_BS = num_blocks_B[:, None].expand(-1, number)

@@ -142,8 +142,7 @@ def convolved(v_BHLC: Tensor, weight: Tensor) -> Tensor:
     windows = F.pad(v_BHLC, padding).unfold(2, window, _BLOCK)
     # Row i of a band contains the kernel from column i on.
     rows = F.pad(weight.to(v_BHLC.dtype), (_BLOCK - 1, _BLOCK - 1)).unfold(1, window, 1)
-    out_BHSMC = torch.einsum("hmx,bhscx->bhsmc", rows.flip(1), windows)
-    return from_blocks(out_BHSMC, length)
+    return from_blocks(torch.einsum("hmx,bhscx->bhsmc", rows.flip(1), windows), length)
 
 
 def _kernel(q_BHPK: Tensor, k_BHPK: Tensor, exists_BP: Tensor) -> Tensor:

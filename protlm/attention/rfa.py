@@ -42,8 +42,7 @@ def gated_means(
 
 
 def _written(v_BHLC: Tensor, log_gate_BHL1: Tensor, mask_BL: Tensor) -> Tensor:
-    values = zero_padding(F.pad(v_BHLC, (0, 1), value=1.0), mask_BL)
-    return values * -torch.expm1(log_gate_BHL1)
+    return zero_padding(F.pad(v_BHLC, (0, 1), value=1.0), mask_BL) * -torch.expm1(log_gate_BHL1)
 
 
 # Added to the norm that a vector is divided by, as in the code released with arXiv 2103.02143.

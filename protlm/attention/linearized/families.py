@@ -58,8 +58,7 @@ def seen(
         return [sums.joined(one) for sums, one in zip(before, proteins, strict=True)], leaving
     if not later:
         return before, leaving
-    nothing = Sums.none(entering.state, entering.reference)
-    after = [*_running(proteins[::-1], nothing)][-2::-1]
+    after = [*_running(proteins[::-1], Sums.none(entering.state, entering.reference))][-2::-1]
     return [sums.joined(rest) for sums, rest in zip(before, after, strict=True)], leaving
 
 
@@ -104,8 +103,7 @@ def _keys(k_BHLK: Tensor, feature_map: FeatureMap) -> tuple[Features, Tensor | N
     logits = feature_map.key_logits(k_BHLK)
     reference = logits.amax(dim=-2, keepdim=True)
     phi_BHLR = logits.sub_(reference).exp2_()
-    pullback = partial(feature_map.key_pullback, k_BHLK=k_BHLK)
-    return exponential(phi_BHLR, pullback), reference
+    return exponential(phi_BHLR, partial(feature_map.key_pullback, k_BHLK=k_BHLK)), reference
 
 
 class ReadSums(torch.autograd.Function):
@@ -124,8 +122,9 @@ class ReadSums(torch.autograd.Function):
             phi_BHLR, _ = feature_map.queries(q_BHLK, reference)
             out_BHLC, saved_BHL1 = normalizer(product(phi_BHLR, state))
         ctx.feature_map, ctx.normalizer = feature_map, normalizer
-        saved = q_BHLK, state, reference, out_BHLC, saved_BHL1
-        ctx.save_for_backward(*saved, feature_map.projection_RK)
+        ctx.save_for_backward(
+            q_BHLK, state, reference, out_BHLC, saved_BHL1, feature_map.projection_RK
+        )
         return out_BHLC
 
     @staticmethod

@@ -57,8 +57,7 @@ class GatedSums(torch.autograd.Function):
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
         sums_BHLC = v_BHLC.new_empty(v_BHLC.shape, dtype=operands.dtype)
         # States and their increments are as large as the features.
-        num_features = feature_map.num_features(q_BHLK.shape[-1]) * 2
-        groups = list(tiles(q_BHLK, num_features=num_features))
+        groups = list(tiles(q_BHLK, num_features=feature_map.num_features(q_BHLK.shape[-1]) * 2))
         references, states = [], []
         with no_autocast(v_BHLC):
             for group in groups:

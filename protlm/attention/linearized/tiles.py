@@ -100,8 +100,7 @@ class States:
     def _one_after_the_other(self, x: Tensor, y: Tensor, dtype: torch.dtype | None) -> Tensor:
         """Adds the sums to the products in place, in a buffer that tiles share; for a CPU."""
         if self._buffer is None or len(self._buffer) <= len(x):
-            shape = len(x) + 1, x.shape[1], y.shape[2]
-            self._buffer = torch.empty(shape, dtype=accum_dtype(x))
+            self._buffer = torch.empty(len(x) + 1, x.shape[1], y.shape[2], dtype=accum_dtype(x))
         sums = self._buffer[: len(x) + 1]
         first, *others = reversed(sums.unbind()) if self._reverse else sums.unbind()
         # Before the products, which may overwrite the last sum.

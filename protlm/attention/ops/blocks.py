@@ -40,8 +40,7 @@ def with_margins(
     number, size = x_BHSMK.shape[2:4]
     blocks_before, blocks_after = math.ceil(before / size), math.ceil(after / size)
     # Heads come after blocks in memory, so that the fused kernels need no copy.
-    x_BSHMK = x_BHSMK.transpose(1, 2)
-    padded = F.pad(x_BSHMK, (0, 0, 0, 0, 0, 0, blocks_before, blocks_after))
+    padded = F.pad(x_BHSMK.transpose(1, 2), (0, 0, 0, 0, 0, 0, blocks_before, blocks_after))
     parts = [padded[:, shift : shift + number] for shift in range(blocks_before + 1 + blocks_after)]
     parts[0] = parts[0][..., blocks_before * size - before :, :]
     parts[-1] = parts[-1][..., : parts[-1].shape[3] - (blocks_after * size - after), :]
@@ -159,8 +158,7 @@ def window_softmax(
         is_key = is_key == to_blocks(keys_BL[:, None, :, None], size).mT
     visible = window.sees(key - query_M1) & is_key.mT
     if shared is not None:
-        is_visible = to_blocks(shared.visible_BLP[:, None], size)
-        visible = torch.cat([is_visible, visible], dim=-1)
+        visible = torch.cat([to_blocks(shared.visible_BLP[:, None], size), visible], dim=-1)
     return from_blocks(softmax_in_blocks(to_blocks(q_BHLK, size), k, v, visible), length)
 
 
