@@ -219,8 +219,7 @@ class BatchStream(Sampler[BatchPlan]):
             yield from self._epoch(self._start)
             return
         left = self._num_batches - self._done
-        plans = islice(self._epochs(), left * self._share.micro_batches)
-        for number, plan in enumerate(plans):
+        for number, plan in enumerate(islice(self._epochs(), left * self._share.micro_batches)):
             batch = self._done + number // self._share.micro_batches
             yield replace(plan, step=batch // self._share.batches_per_step)
 

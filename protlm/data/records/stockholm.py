@@ -37,8 +37,9 @@ def stockholm_records(path: Path, tally: Tally) -> Iterator[Record]:
         elif is_row:
             rows.setdefault(words[0], (number, []))[1].append(words[1])
     if not is_over:
-        what = "the alignment does not end with //; it is truncated"
-        raise refusal(f"{path}, line {number}", what)
+        raise refusal(
+            f"{path}, line {number}", "the alignment does not end with //; it is truncated"
+        )
     tally.records += len(rows)
     for name, (line_of, letters) in rows.items():
         row, identifier = "".join(letters), identifier_of(name, line_of, tally)

@@ -128,8 +128,7 @@ def _mapped(path: Path, entry: IndexEntry, num_sequences: int) -> _Mapped:
     """Maps the arrays of an index; checks only the first and the last offset."""
     check_size(path, entry)
     try:
-        places = places_of(path, ARRAYS, entry.bytes)
-        pages, views = map_arrays(path, ARRAYS, places, shuffled=True)
+        pages, views = map_arrays(path, ARRAYS, places_of(path, ARRAYS, entry.bytes), shuffled=True)
         arrays = _Mapped(pages, **views)
     except READING_FAULTS as error:
         raise _damaged(path, str(error)) from error
