@@ -235,9 +235,8 @@ class Embedder:
         before: dict[int, list[Tensor]] = {layer: [] for layer in self.layers}
         inset = self.model.vocabulary.start
         for start, first, end in windows(len(sequence), width):
-            hidden = self._hidden([sequence[start : start + width]])
-            for layer, hidden_1LD in hidden.items():
-                own = slice(first - start + inset, end - start + inset)
+            own = slice(first - start + inset, end - start + inset)
+            for layer, hidden_1LD in self._hidden([sequence[start : start + width]]).items():
                 parts[layer].append(hidden_1LD[0, own].cpu())
                 before[layer].append(hidden_1LD[0, :inset].cpu())
         means = {layer: torch.stack(rows).mean(0) for layer, rows in before.items()}

@@ -119,8 +119,7 @@ class RelativeBias(nn.Module):
         logarithm_O = (in_float64(distance_O).clamp(min=near) / near).log()
         far_O = (logarithm_O / math.log(self.max_distance / near) * (half - near)).long() + near
         far_O = far_O.clamp(max=half - 1).to(distance_O.device)
-        bucket_O = distance_O.where(distance_O < near, far_O)
-        return bucket_O + half * (offset_O > 0)
+        return distance_O.where(distance_O < near, far_O) + half * (offset_O > 0)
 
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:

@@ -283,8 +283,7 @@ class SelfAttention(nn.Module):
         view = None
         if self.sees_family and context.view is not None:
             view = context.view._replace(factor_H=self.relatives_factor)
-        heads = q_BHLK, k_BHLK, self._heads(value_BLE)
-        return AttentionInputs(self.mechanism, *heads, given, view)
+        return AttentionInputs(self.mechanism, q_BHLK, k_BHLK, self._heads(value_BLE), given, view)
 
     def forward(self, hidden_BLD: Tensor, context: BlockContext) -> Tensor:
         mechanism, causal = self.mechanism, context.causal

@@ -175,8 +175,7 @@ class SequenceData(pl.LightningDataModule):
         validation. The result is the same on all ranks.
         """
         order = self.train.order(seed=self.seed)
-        number = min(len(order), self.rule.block_size, _COUNTED)
-        samples = order.draw(0, np.arange(number)).samples
+        samples = order.draw(0, np.arange(min(len(order), self.rule.block_size, _COUNTED))).samples
         most = self.config.max_length - SPECIALS
         counts_V = count_residues(self.train[sample][:most] for sample in samples.tolist())
         return posterior(frequencies(counts_V), self.valid_rule)

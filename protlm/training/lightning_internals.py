@@ -51,9 +51,8 @@ def rescale_batch_counters(checkpoint: dict[str, Any], *, before: int, now: int)
 
 def drop_validation_counters(checkpoint: dict[str, Any]) -> None:
     """Removes the counters of validation batches: an interrupted validation is repeated."""
-    fit_loop = checkpoint["loops"]["fit_loop"]
-    kept = {key: state for key, state in fit_loop.items() if ".val_loop." not in key}
-    checkpoint["loops"] = {"fit_loop": kept}
+    states = checkpoint["loops"]["fit_loop"].items()
+    checkpoint["loops"] = {"fit_loop": {key: x for key, x in states if ".val_loop." not in key}}
 
 
 def set_last_step(trainer: pl.Trainer, step: int) -> None:

@@ -62,13 +62,13 @@ class Muon(torch.optim.Optimizer):
             alike: dict[Any, list[Tensor]] = {}
             for weight in group["params"]:
                 if weight.grad is not None:
-                    kind = (weight.shape, weight.dtype, weight.device)
-                    alike.setdefault(kind, []).append(weight)
+                    alike.setdefault((weight.shape, weight.dtype, weight.device), []).append(weight)
             for weights in alike.values():
                 momenta = [self._momentum(weight, group["momentum"]) for weight in weights]
                 size = 0.2 * max(weights[0].shape) ** 0.5
-                updates = orthogonalized(torch.stack(momenta))
-                for weight, update in zip(weights, updates, strict=True):
+                for weight, update in zip(
+                    weights, orthogonalized(torch.stack(momenta)), strict=True
+                ):
                     weight.mul_(1 - group["lr"] * group["weight_decay"])
                     weight.add_(update.to(weight.dtype), alpha=-group["lr"] * size)
 
