@@ -225,8 +225,7 @@ class Model(PretrainedModel):
         """
         texts = sequences_of(mutants, "score(wild_type, [mutant])", "mutant")
         (letters,) = residues_of([letters_of(wild_type, "the wild type")], "the wild type")
-        given = [name_of(wild_type)], [letters]
-        ((models, _),) = grouped(self, relatives, *given, tokens_per_batch)
+        ((models, _),) = grouped(self, relatives, [name_of(wild_type)], [letters], tokens_per_batch)
         predictor = averaged(models, tokens_per_batch)
         chosen = default_estimator(predictor)
         if estimator is not None:
@@ -271,8 +270,7 @@ class Model(PretrainedModel):
         letters, names = named_sequences(sequences, "perplexity([sequence])")
         texts, found = residues_of(letters), list[float]()
         for models, places in grouped(self, relatives, names, texts, tokens_per_batch):
-            own = [texts[place] for place in places]
-            found += perplexity(averaged(models, tokens_per_batch), own)
+            found += perplexity(averaged(models, tokens_per_batch), [texts[n] for n in places])
         return np.array(found)
 
     def contacts(

@@ -103,8 +103,9 @@ def _each_head(
             end = start + rows.shape[1]
             # What the protein has of a row, beside relatives.
             own = rows.sum(-1, keepdim=True).clamp(min=_ROUNDING) if is_in_context else 1
-            inner = (rows / own)[:, :, model.vocabulary.inner]
-            maps_HLL[:, start:end] = inner.float().cpu().numpy()
+            maps_HLL[:, start:end] = (
+                (rows / own)[:, :, model.vocabulary.inner].float().cpu().numpy()
+            )
             start = end
         for head in np.flatnonzero(used[(layer - 1) * heads : layer * heads]).tolist():
             yield (layer - 1) * heads + head, features(maps_HLL[head])[0]

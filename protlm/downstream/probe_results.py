@@ -216,8 +216,7 @@ def write_predictions(folder: Path, result: Result) -> None:
     values, classes = targets.values, targets.classes
     position = [] if places is None else ["position"]
     table = [["identifier", *position, "label", *output_columns(targets.classes)]]
-    found = output_cells(outputs, targets.task, targets.classes)
-    for row, cells in zip(rows, found, strict=True):
+    for row, cells in zip(rows, output_cells(outputs, targets.task, classes), strict=True):
         one = examples[targets.groups[row]]
         if places is None:
             label = one.label
@@ -244,8 +243,7 @@ def output_cells(outputs: np.ndarray, task: Task, classes: list[str]) -> list[li
     for row in probabilities(outputs, task):
         is_several = task is Task.several_classes
         taken = np.flatnonzero(row >= 0.5) if is_several else [int(row.argmax())]
-        names = ";".join(classes[number] for number in taken)
-        rows.append([names, *(f"{value:.4f}" for value in row)])
+        rows.append([";".join(classes[n] for n in taken), *(f"{value:.4f}" for value in row)])
     return rows
 
 

@@ -197,8 +197,9 @@ class NvEsm(Esm):
 
     def layout_of(self, source: Source) -> Layout:
         by_head = _STACKS if source.choice("qkv_weight_interleaved", (True, False)) else ()
-        found = super().layout_of(source)
-        return replace(found, spellings=_BIONEMO, stacks=_STACKS, by_head=by_head)
+        return replace(
+            super().layout_of(source), spellings=_BIONEMO, stacks=_STACKS, by_head=by_head
+        )
 
 
 def _is_fair_esm(source: Source) -> bool:
