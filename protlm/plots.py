@@ -56,8 +56,7 @@ def _new_figure(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    panels = figure.subplots(rows, columns, sharex=share, sharey=share, squeeze=False)
-    return figure, panels
+    return figure, figure.subplots(rows, columns, sharex=share, sharey=share, squeeze=False)
 
 
 def save_figure(figure: "Figure", path: Path, *, overwrite: bool = False) -> None:
@@ -334,8 +333,9 @@ def _scan_row(
     )
     standard = [i for i, letter in enumerate(wild_type) if letter in _BY_PROPERTY]
     own = [_BY_PROPERTY.index(wild_type[i]) for i in standard]
-    size = min(3.0, 300.0 / len(wild_type))
-    axes.scatter(np.array(standard) + first, own, s=size, c="black", linewidths=0)
+    axes.scatter(
+        np.array(standard) + first, own, s=min(3.0, 300 / len(wild_type)), c="black", linewidths=0
+    )
     axes.set_yticks(range(len(order)), list(_BY_PROPERTY), fontsize=5)
     axes.tick_params(axis="x", labelsize=6, length=2)
     axes.tick_params(axis="y", length=0)

@@ -40,8 +40,7 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     contexts = in_contexts(
         model, options.relatives, (one.identifier for one in proteins), only_first=True
     )
-    around = model.vocabulary.num_around
-    pairs = sum((length + around) ** 2 for length in proteins.lengths)
+    pairs = sum((length + model.vocabulary.num_around) ** 2 for length in proteins.lengths)
     size = entry_bytes(len(proteins) * len(layers), len(layers) * len(heads) * pairs, options.dtype)
     queries = ((record.identifier, record.sequence) for record in proteins)
     with (

@@ -84,5 +84,4 @@ def export(directory: Path, output: Path | None, splits: Sequence[str]) -> None:
     with fasta_file(output) as file:
         for reader in readers:
             for index in range(len(reader)):
-                sequence = VOCABULARY.decode(reader[index])
-                file.write(fasta_text(reader.identifier(index), sequence))
+                file.write(fasta_text(reader.identifier(index), VOCABULARY.decode(reader[index])))

@@ -91,8 +91,9 @@ def train_features(
         }
         with complete_folder(output, check=work.check) as made:
             write_json(made / "figures.json", figures)
-            figure = reconstruction(figures["unexplained_by_k"], settings.k)
-            save_figure(figure, made / "reconstruction.png")
+            save_figure(
+                reconstruction(figures["unexplained_by_k"], settings.k), made / "reconstruction.png"
+            )
             autoencoder.write(made)
         work.is_published = True
     figures |= {f"unexplained, k {k}": x for k, x in figures.pop("unexplained_by_k").items()}
@@ -221,6 +222,5 @@ def _examples(activity: np.ndarray, proteins: Sequence[ConceptProtein], concepts
         of_protein = activity[starts[number] :][: len(protein.places)]
         place = protein.places[of_protein.argmax()]
         if most > 0:
-            residue = f"{protein.sequence[place]}{place + 1}"
-            examples.append(f"{protein.identifier} {residue} {most:.3g}")
+            examples.append(f"{protein.identifier} {protein.sequence[place]}{place + 1} {most:.3g}")
     return "; ".join(examples)

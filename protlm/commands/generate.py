@@ -132,5 +132,6 @@ def resampled_record(number: int, start: str, before: str, after: str) -> str:
     <BLANKLINE>
     """
     changed = sum(one != other for one, other in zip(before, after, strict=True))
-    header = f"generated_{number} length={len(after)} start={start} changed={changed}"
-    return fasta_text(header, after)
+    return fasta_text(
+        f"generated_{number} length={len(after)} start={start} changed={changed}", after
+    )

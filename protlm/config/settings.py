@@ -53,8 +53,9 @@ def may_change() -> set[str]:
 
 def used_with() -> dict[str, list[str]]:
     """Returns the settings that are used with some values of others, and these values."""
-    fields = _fields(TrainConfig)
-    return {name: one.metadata.get("used_with", "").split() for name, one, _ in fields}
+    return {
+        name: one.metadata.get("used_with", "").split() for name, one, _ in _fields(TrainConfig)
+    }
 
 
 def _fields(schema: Any, prefix: str = "") -> Iterator[tuple[str, Field, bool]]:

@@ -125,8 +125,10 @@ class EmbedOptions(Checked):
             (Pooling.features, self.features, "SAE"),
         ):
             if (given is not None) != (kind in self.include):
-                needed = f"--include {kind} --{kind} {path}"
-                raise UserError(f"a file of {kind} and its kind need each other; type: {needed}")
+                raise UserError(
+                    f"a file of {kind} and its kind need each other; type: --include {kind} "
+                    f"--{kind} {path}"
+                )
         form = f"--format {self.format}"
         if self.dtype is Dtype.bfloat16 and self.format is not Format.pt:
             raise UserError(f"{form} has no bfloat16: type --dtype float16 or --format pt")

@@ -71,8 +71,7 @@ def json_for_html(content: dict[str, Any]) -> str:
     >>> json_for_html({"header": "</script>"})
     '{"header":"\\u003c/script\\u003e"}'
     """
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return text.translate(_ESCAPED)
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).translate(_ESCAPED)
 
 
 def _asset(name: str) -> str:

@@ -40,8 +40,7 @@ def _measured(job: Job, finished: Set[int]) -> list[tuple[str, str]]:
     for block in job.plan.blocks:
         for batch in block.batches if block.number not in finished else ():
             longest = int(job.plan.lengths[batch].max())
-            tokens = len(batch) * (longest + job.model.vocabulary.num_around)
-            total += tokens * seconds(longest)
+            total += len(batch) * (longest + job.model.vocabulary.num_around) * seconds(longest)
             most = max(most, len(batch) * room.needs(longest))
     free = free_memory(job.model.device)
     rows = [

@@ -46,8 +46,7 @@ def _obs(file: Any, number: int) -> list[Any]:
 def _arrays(file: Any, job: Job, number: int) -> dict[Key, Any]:
     """Creates the matrices, and for `X` the table of its columns."""
     columns = np.arange(job.width if job.options.is_single else 0).astype(str).astype(object)
-    index = _frame(file, "var", []).create_dataset("_index", data=columns, dtype=TEXT)
-    _encoded(index, _TEXTS)
+    _encoded(_frame(file, "var", []).create_dataset("_index", data=columns, dtype=TEXT), _TEXTS)
     for name in ("layers", "obsm", "obsp", "varm", "varp", "uns"):
         _encoded(file.create_group(name), ("dict", "0.1.0"))
     names = {
