@@ -113,7 +113,8 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
     ) -> Tensor:
         local, others = zip(*map(self._split, heads), strict=True)
         near = self.near(*local, context, bounds)
-        return torch.cat([near, self.linear(*others, context, bounds)], dim=1)
+        far = self.linear(*others, context, bounds)
+        return torch.cat([near, far], dim=1)
 
     def relatives_refusal(self, *, later: bool, apart: bool, runs: bool) -> str:
         if refusal := self.near.relatives_refusal(later=later, apart=apart, runs=runs):

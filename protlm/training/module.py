@@ -122,9 +122,8 @@ class Training(pl.LightningModule, ABC):
         assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
         assert isinstance(optimizer, torch.optim.Optimizer)
         before = optimizer.param_groups[0]["lr"]
-        for group, peak, factor in zip(
-            optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
-        ):
+        parts = zip(optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        for group, peak, factor in parts:
             group["lr"] = peak * factor(scheduler.last_epoch)
         now = optimizer.param_groups[0]["lr"]
         if not math.isclose(before, now) and self.trainer.is_global_zero:

@@ -66,9 +66,8 @@ class Muon(torch.optim.Optimizer):
             for weights in alike.values():
                 momenta = [self._momentum(weight, group["momentum"]) for weight in weights]
                 size = 0.2 * max(weights[0].shape) ** 0.5
-                for weight, update in zip(
-                    weights, orthogonalized(torch.stack(momenta)), strict=True
-                ):
+                updates = orthogonalized(torch.stack(momenta))
+                for weight, update in zip(weights, updates, strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"])
                     weight.add_(update.to(weight.dtype), alpha=-group["lr"] * size)
 

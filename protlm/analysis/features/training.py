@@ -90,9 +90,8 @@ def train(
         learn(model, optimizer, block_BD)
         model.progress[1] = place
         with new_part(state, check=check) as temporary:
-            save(
-                {"autoencoder": model.state_dict(), "optimizer": optimizer.state_dict()}, temporary
-            )
+            found = {"autoencoder": model.state_dict(), "optimizer": optimizer.state_dict()}
+            save(found, temporary)
         report(int(model.progress[0]))
 
 

@@ -90,7 +90,8 @@ class SplitReader:
 
     def size_fault(self) -> str:
         """Returns why a shard cannot match the manifest by its size, or an empty string."""
-        return next(filter(None, (size_fault(path, entry) for path, entry, _ in self.shards)), "")
+        faults = (size_fault(path, entry) for path, entry, _ in self.shards)
+        return next(filter(None, faults), "")
 
     def _first(self, number: int) -> int:
         return self._ends[number - 1] if number else 0
