@@ -94,8 +94,7 @@ def test_padding_has_no_influence(case, causal):
         inputs = make_inputs(70).with_padding(value).differentiable()
         out = inputs.run(mechanism, causal=causal)
         results.append([out, *gradients(out, inputs, mechanism)])
-    for other in results[:-1]:
-        assert all(torch.equal(a, b) for a, b in zip(other, results[-1], strict=True))
+    torch.testing.assert_close(results[:-1], [results[-1]] * 2, rtol=0, atol=0)
     padding_BL = ~make_inputs(70).mask_BL
     for tensor in results[0][:4]:
         assert not tensor.transpose(1, 2)[padding_BL].any()
@@ -108,11 +107,10 @@ def test_a_sample_alone_is_as_in_the_batch(case, causal):
     alone = Inputs(*(x[1:2, ..., :65, :] for x in inputs[:4]), inputs.mask_BL[1:2, :65])
     alone = alone.differentiable()
     out_alone = alone.run(mechanism, causal=causal)
-    torch.testing.assert_close(out_alone, out[1:2, :, :65], rtol=1e-10, atol=1e-10)
     whole = torch.autograd.grad(out[1:2].square().sum(), inputs[:3], materialize_grads=True)
     parts = torch.autograd.grad(out_alone.square().sum(), alone[:3], materialize_grads=True)
-    for one, other in zip(parts, whole, strict=True):
-        torch.testing.assert_close(one, other[1:2, :, :65], rtol=1e-10, atol=1e-10)
+    expected = [x[1:2, :, :65] for x in (out, *whole)]
+    torch.testing.assert_close([out_alone, *parts], expected, rtol=1e-10, atol=1e-10)
 
 
 def alike_in_one_sample(first: Inputs, second: Inputs) -> tuple[Inputs, Inputs]:
@@ -130,9 +128,9 @@ def test_samples_do_not_see_each_other(case, causal):
         inputs = given.differentiable()
         out = inputs.run(mechanism, causal=causal)
         total = out[0].square().sum()
-        results.append([out, *torch.autograd.grad(total, inputs[:3], materialize_grads=True)])
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one[0], other[0])
+        found = (out, *torch.autograd.grad(total, inputs[:3], materialize_grads=True))
+        results.append([x[0] for x in found])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 @HAS_FAR_KEYS

@@ -185,9 +185,9 @@ def test_columns_are_better_than_the_nearest_relative_and_both_than_composition(
     nats = {who: one["nats"]["mean"] for who, one in curve["6"].items()}
     assert nats["columns"] < nats["nearest"] < nats["composition"]
     assert nats["mixed"] == nats["mixed alone"] <= nats["columns"] + 0.05
-    for who in ("composition", "columns", "diagonal", "nearest"):
-        # Without relatives, all have the residues of the training split alone.
-        assert curve["0"][who]["nats"]["mean"] == curve["0"]["columns"]["nats"]["mean"]
+    # Without relatives, all have the residues of the training split alone.
+    alike = ("composition", "columns", "diagonal", "nearest")
+    assert len({curve["0"][who]["nats"]["mean"] for who in alike}) == 1
 
 
 @pytest.mark.slow

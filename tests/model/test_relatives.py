@@ -73,8 +73,7 @@ def read(
 
 
 def close(found: list[Tensor], expected: list[Tensor]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("attention", MECHANISMS)
@@ -99,8 +98,7 @@ def test_a_packed_family_is_as_it_is_alone(attention, relatives):
     packed = run(model, families(), padding=7)
     alone = [one for family in families() for one in run(model, [family])]
     results = (gradients(model, torch.cat(x)) for x in (packed, alone))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
     close(packed, alone)
 
 
@@ -166,8 +164,8 @@ def test_a_model_trained_alone_starts_unchanged_if_sums_are_apart():
         {**{k: torch.zeros_like(x) for k, x in weights.items()}, **alone.state_dict()}
     )
     assert weights
-    for one, other in zip(run(model, families()), run(alone, families()), strict=True):
-        assert torch.equal(one, other)
+    found, expected = (run(x, families()) for x in (model, alone))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "nystromformer", "hybrid"])

@@ -249,9 +249,9 @@ def test_attention_inputs_are_those_of_the_forward_pass(causal):
     logits(model, *random_tokens(9), causal=causal)
     expected = seen.copy()
     with torch.inference_mode():
-        asked = [x for _, x in model.attention_inputs(*random_tokens(9), causal=causal)]
-    for x, given in zip(asked, expected, strict=True):
-        torch.testing.assert_close((x.q_BHLK, x.k_BHLK, x.v_BHLC), given[:3])
+        asked = [*model.attention_inputs(*random_tokens(9), causal=causal)]
+    found = [(x.q_BHLK, x.k_BHLK, x.v_BHLC) for _, x in asked]
+    torch.testing.assert_close(found, [given[:3] for given in expected])
 
 
 @pytest.mark.parametrize(

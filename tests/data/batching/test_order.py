@@ -60,8 +60,7 @@ def test_any_position_is_computed_directly():
 
 def test_weights_are_exact_decimals():
     turns = {(1.0,): [1], (0.7, 0.3): [7, 3], (2, 4): [1, 2], (1, 2.5): [2, 5], (0.1, 0.1): [1, 1]}
-    for weights, expected in turns.items():
-        assert integer_weights(weights) == expected
+    assert {weights: integer_weights(weights) for weights in turns} == turns
 
 
 @pytest.mark.parametrize("wrong", [[0], [-1, 2], [float("nan")], [float("inf")], [1, 0.123457]])
@@ -78,9 +77,8 @@ def splits(make_data_set, proteins):
 
 def test_sequences_are_numbered_consecutively(splits, proteins):
     mixture = Mixture(splits, [3, 1])
-    assert len(mixture) == len(proteins)
-    for sample, (_, sequence) in enumerate(proteins):
-        assert VOCABULARY.decode(mixture[sample]) == sequence
+    found = [VOCABULARY.decode(mixture[sample]) for sample in range(len(mixture))]
+    assert found == [sequence for _, sequence in proteins]
     some = np.array([39, 0, 17, 16, 16])
     assert mixture.lengths_of(some).tolist() == [len(proteins[i][1]) for i in some]
     assert len(mixture.order(seed=0)) == len(proteins)
