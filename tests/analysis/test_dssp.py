@@ -1,6 +1,5 @@
 """Secondary structure: DSSP's own assignments, ideal geometry, and what is not resolved."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +8,12 @@ import pytest
 from protlm.analysis.dssp import hydrogen_bonds, secondary_structure
 from protlm.analysis.structures import read_structure
 from protlm.system.paths import sample_dir
+from tests.fixtures.commands import read_table
 
-with (Path(__file__).parent.parent / "data_files" / "dssp.tsv").open() as file:
-    GOLDEN = [(row["structure"], row["dssp"]) for row in csv.DictReader(file, delimiter="\t")]
+GOLDEN = [
+    (row["structure"], row["dssp"])
+    for row in read_table(Path(__file__).parent.parent / "data_files" / "dssp.tsv")
+]
 THREE_STATES = {"H": "H", "G": "H", "I": "H", "E": "E", "B": "E"}
 # Bond lengths in ångström and angles in degrees of a peptide.
 BONDS = {"N": 1.33, "CA": 1.46, "C": 1.52}

@@ -1,6 +1,5 @@
 """Chains of real structure files, as programs write them, and of files broken on purpose."""
 
-import csv
 import gzip
 import io
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from protlm.analysis.structures import (
 )
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sample_dir
+from tests.fixtures.commands import read_table
 
 DATA = Path(__file__).resolve().parent.parent / "data_files"
 PDB, CIF = (gzip.decompress((DATA / f"1A8O.{x}.gz").read_bytes()).decode() for x in ("pdb", "cif"))
@@ -394,8 +394,7 @@ def test_a_structure_is_read_once_from_a_folder(
 def test_the_shipped_structures_are_what_their_index_says() -> None:
     folder = sample_dir() / "structures"
     assert "CC0" in (folder / "ATTRIBUTION.txt").read_text()
-    with (folder / "index.tsv").open(newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
+    rows = read_table(folder / "index.tsv")
     index = {(row["folder"], row["identifier"]): row for row in rows}
     shipped = {
         (part, structure.identifier): structure

@@ -229,9 +229,8 @@ def test_what_is_98_percent_identical_leaks(length: int) -> None:
         query = random_protein(rng, length)
         number, end = int(0.02 * length), int(0.05 * length)
         places = rng.choice(length, number, replace=False)
-        near = [*query]
-        for place in places:
-            near[place] = "W" if near[place] != "W" else "M"
+        near = np.array([*query])
+        near[places] = np.where(near[places] == "W", "M", "W")
         text = random_protein(rng, 20) + "".join(near)[end:]
         others = [text, mutated(rng, query, 0.8), random_protein(rng, 5), query]
         first, *apart, last = leaks(VOCABULARY.encode(query), list(map(VOCABULARY.encode, others)))

@@ -1,6 +1,5 @@
 """Accuracy and perplexity: sums over residues, the same for any batch size."""
 
-import csv
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
+from tests.fixtures.commands import read_table
 from tests.fixtures.runs import Train
 from tests.rounding import error_bound
 
@@ -59,8 +59,7 @@ def judge(model: PretrainedModel, split: SplitReader, tiny_data: Path) -> Judge:
 
 def sums_of(table: Path, column: str) -> list[float]:
     """A column of the table of sums of each sequence."""
-    with table.with_name("sums.split.tsv").open() as file:
-        return [float(row[column]) for row in csv.DictReader(file, delimiter="\t")]
+    return [float(row[column]) for row in read_table(table.with_name("sums.split.tsv"))]
 
 
 @pytest.mark.parametrize(
