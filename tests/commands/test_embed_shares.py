@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -113,8 +114,7 @@ def test_a_killed_command_continues_to_the_same_bytes(
 def test_a_command_killed_while_it_writes_the_output_computes_nothing_again(
     undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(hdf5, "_add", die)
+    with mock.patch.object(hdf5, "_add", die), pytest.raises(Killed):
         embedded()
     monkeypatch.setattr(Embedder, "vectors", die)
     assert embedded().read_bytes() == undisturbed
@@ -263,10 +263,11 @@ def test_the_space_of_what_a_command_adds_is_required(monkeypatch: pytest.Monkey
 
     def needs(num_vectors: int, **options: Any) -> None:
         usage, free = shutil.disk_usage("."), num_vectors * vector
-        with monkeypatch.context() as patch:
-            patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free - 1))
-            with pytest.raises(OutputError, match=rf"need {free / 1e3:.1f} kB more, and \d.* kB"):
-                embedded(**mean, **options)
+        with (
+            mock.patch.object(shutil, "disk_usage", lambda _: usage._replace(free=free - 1)),
+            pytest.raises(OutputError, match=rf"need {free / 1e3:.1f} kB more, and \d.* kB"),
+        ):
+            embedded(**mean, **options)
 
     needs(30 + 40)
     # Blocks of 7, 7, 7, 7 and 2.

@@ -25,7 +25,7 @@ from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import LOCK
 from protlm.training.finetuning import ReportEpochs
 from protlm.training.labels import LabelLearning
-from tests.fixtures.calls import watched
+from tests.fixtures.calls import looked_at
 from tests.fixtures.commands import Command, read_table
 from tests.fixtures.runs import RUN
 from tests.small_models import small_model
@@ -90,10 +90,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def assert_same_runs(*runs: str) -> None:
     """Two runs have the same log and the same model."""
-    one_log, other_log = (Path(run, "metrics.csv").read_bytes() for run in runs)
-    assert one_log == other_log
-    one, other = (weights(Path(run, "model")) for run in runs)
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert len({Path(run, "metrics.csv").read_bytes() for run in runs}) == 1
+    models = [weights(Path(run, "model")) for run in runs]
+    torch.testing.assert_close(*models, rtol=0, atol=0)
 
 
 def predicted() -> dict[tuple[str, str], dict[str, str]]:
@@ -112,17 +111,19 @@ def check_predictions(column: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(("made", "name"), OUTPUTS.items())
-def test_a_run_that_lost_its_lock_writes_no_output(made: str, name: str, labels: Path) -> None:
-    robbed = watched(resolve_name(name), lambda *_, **__: (NEW / LOCK).write_text("{}"))
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(OutputError, match="took it over"):
-        patch.setattr(name, robbed)
+def test_a_run_that_lost_its_lock_writes_no_output(
+    made: str, name: str, labels: Path, look_at: Any
+) -> None:
+    owner, _, function = name.rpartition(".")
+    look_at(resolve_name(owner), function, lambda *_, **__: (NEW / LOCK).write_text("{}"))
+    with pytest.raises(OutputError, match="took it over"):
         tune(labels, options=FinetuneOptions(replace(SETTINGS, epochs=1), rank=2))
     assert not (NEW / made).exists()
 
 
 @pytest.mark.slow
 def test_all_weights_are_trained_and_resumed(
-    labels: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    labels: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = tune(labels)
     before, after = weights(RUN), weights(Path("run/model"))
@@ -139,9 +140,7 @@ def test_all_weights_are_trained_and_resumed(
         if trainer.global_step == 9:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
-        stopped = watched(ReportEpochs.on_train_batch_start, stop)
-        patch.setattr(ReportEpochs, "on_train_batch_start", stopped)
+    with looked_at(ReportEpochs, "on_train_batch_start", stop), pytest.raises(SystemExit) as end:
         tune(labels, "cut")
     assert end.value.code == 75
     assert "the same command continues" in capsys.readouterr().err
@@ -191,21 +190,17 @@ def test_a_validation_of_the_start_that_is_cut_off_has_no_result(
 
 
 @pytest.mark.slow
-def test_a_row_that_cannot_be_written_ends_the_run(
-    labels: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_cannot_be_written_ends_the_run(labels: Path) -> None:
     """The same command repeats the validation."""
     options = FinetuneOptions(replace(SETTINGS, epochs=2))
     tune(labels, "whole", options)
-    write = csv.DictWriter.writerow
     for epoch in (0, 1):
 
         def full(_: Any, row: dict[str, Any], epoch: int = epoch) -> None:
             if row["epoch"] == epoch:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        with monkeypatch.context() as patch, pytest.raises(OutputError) as end:
-            patch.setattr(csv.DictWriter, "writerow", watched(write, full))
+        with looked_at(csv.DictWriter, "writerow", full), pytest.raises(OutputError) as end:
             tune(labels, options=options)
         told = "metrics.csv: no space left; .*; the same command continues the run"
         assert re.search(told, str(end.value))

@@ -6,6 +6,7 @@ import pickle
 import shutil
 from functools import partial
 from itertools import chain
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -328,8 +329,8 @@ def test_jobs_make_the_parts_that_are_merged(
 def test_failed_jobs_are_resumed(release, tmp_path, protlm_in_process, contents, merged):
     arguments = ["prepare", "release", "--out", "data", "--executor", "slurm"]
     arguments += ["--valid-fraction", "0.2", "--test-fraction", "0.1"]
-    with (release / "two.fasta").open("a") as file:
-        file.write(">bad\nMK1\n>worse\nM2\n")
+    path = release / "two.fasta"
+    path.write_text(path.read_text() + ">bad\nMK1\n>worse\nM2\n")
     # The user's file is at fault, and says in its job why it cannot be used.
     done = protlm_in_process(*arguments, cwd=tmp_path, code=3)
     assert "2 of 82 records" in done.stderr
@@ -349,10 +350,11 @@ def test_an_error_while_merging_keeps_the_parts(prepare_by_jobs, tmp_path, monke
         (directory / "train" / "shard-00000.h5").write_text("half a shard")
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "merge_into", fill_the_disk)
-        with pytest.raises(OutputError, match="no space left"):
-            prepare_by_jobs()
+    with (
+        mock.patch.object(module, "merge_into", fill_the_disk),
+        pytest.raises(OutputError, match="no space left"),
+    ):
+        prepare_by_jobs()
     parts = tmp_path / "data.partial" / "parts"
     assert {name.split("/")[0] for name in contents(parts)} == {"00000", "00001"}
     monkeypatch.setattr(module, "_build", None)

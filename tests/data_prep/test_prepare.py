@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -305,15 +306,14 @@ def test_a_file_by_two_names_is_one_file(tmp_path, again):
         list_files([tmp_path / "a.fasta", tmp_path / again])
 
 
-def test_folders_are_read_by_name_without_hidden_files_and_faults_are_named(tmp_path, monkeypatch):
+def test_folders_are_read_by_name_without_hidden_files_and_faults_are_named(tmp_path):
     for name in ("b.fasta", "a.fasta", ".DS_Store"):
         (tmp_path / name).touch()
     assert list_files([tmp_path]) == [tmp_path / "a.fasta", tmp_path / "b.fasta"]
     (tmp_path / "b.fasta").unlink()
     # Root may read any folder, so the error of the system is simulated.
-    with monkeypatch.context() as patch:
-        refused = PermissionError(13, "Permission denied")
-        patch.setattr(Path, "is_file", lambda path: (_ for _ in ()).throw(refused))
+    refused = PermissionError(13, "Permission denied")
+    with mock.patch.object(Path, "is_file", side_effect=refused):
         for path in (tmp_path, tmp_path / "a.fasta"):
             with pytest.raises(InputDataError, match=f"{path} cannot be read: Permission denied"):
                 find_sources([path])

@@ -10,7 +10,7 @@ from protlm.checkpoints.format import all_checkpoints, step_of
 from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.system.errors import ExitCode
 from protlm.training.module import LanguageModeling
-from tests.fixtures.calls import watched
+from tests.fixtures.calls import looked_at
 from tests.fixtures.ranks import assert_same_checkpoint, assert_same_run, go_back
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def test_killed_after_every_step(uninterrupted, train_tiny, killed_after, tmp_pa
 
 
 @pytest.mark.parametrize(("step", "every"), [(8, 3), (STEPS, 1)])
-def test_killed_during_a_validation(step, every, train, uninterrupted, monkeypatch, log_of):
+def test_killed_during_a_validation(step, every, train, uninterrupted, log_of):
     """No row is repeated or missing, wherever the run resumes, also at the last step."""
     settings = [*HARD, f"trainer.checkpoint_every={every}"]
 
@@ -72,9 +72,7 @@ def test_killed_during_a_validation(step, every, train, uninterrupted, monkeypat
         if module.trainer.global_step == step and batch_index == 1:
             raise SystemError("killed")
 
-    with monkeypatch.context() as patch, pytest.raises(SystemError):
-        dying = watched(LanguageModeling.validation_step, die)
-        patch.setattr(LanguageModeling, "validation_step", dying)
+    with looked_at(LanguageModeling, "validation_step", die), pytest.raises(SystemError):
         train("run", *settings)
     run = train("run", *settings)
     assert log_of(run) == log_of(uninterrupted)

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from threading import Barrier
 from typing import Any
-from unittest.mock import Mock
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -52,8 +52,7 @@ def run_command(protlm_in_process, proteins, tiny_fasta, tiny_run) -> Callable:
     def run(name: str, folder: Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
         typed = COMMANDS[name][0].format(proteins=proteins, tiny=tiny_fasta, run=tiny_run)
         (folder / "new").mkdir(exist_ok=True, parents=True)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(block, "BLOCK_BYTES", 1 << 14)
+        with mock.patch.object(block, "BLOCK_BYTES", 1 << 14):
             return protlm_in_process(*typed.split(), cwd=folder, code=code)
 
     return run
@@ -239,7 +238,7 @@ def test_all_files_are_there_or_none(
 def test_the_second_of_two_writers_replaces_nothing(has_links, tmp_path, monkeypatch):
     path = tmp_path / "out.h5"
     if not has_links:
-        monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(1, "not permitted")))
+        monkeypatch.setattr(os, "link", mock.Mock(side_effect=PermissionError(1, "not permitted")))
     with pytest.raises(OutputError, match=r"out.h5 exists already"), complete_file(path) as second:
         second.write_text("second")
         path.write_text("first")

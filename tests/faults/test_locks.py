@@ -14,6 +14,7 @@ from functools import partial
 from itertools import product
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -27,7 +28,7 @@ from protlm.system.errors import ExitCode, OutputError
 from protlm.system.lock import LOCK, FolderLock
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from protlm.training.launch import locked as locked_run
-from tests.fixtures.calls import watched
+from tests.fixtures.calls import looked_at
 from tests.fixtures.ranks import fork
 from tests.marks import slow_but
 
@@ -234,14 +235,10 @@ def test_a_process_that_lost_its_lock_stops(tmp_path):
 
 
 @pytest.mark.parametrize("fault", [errno.EIO, errno.EMFILE, errno.ESTALE, errno.EACCES])
-def test_a_disk_that_fails_for_a_moment_does_not_take_the_lock(tmp_path, monkeypatch, fault):
+def test_a_disk_that_fails_for_a_moment_does_not_take_the_lock(tmp_path, fault):
     lock = locked(tmp_path)
-
-    def fail(path: Path) -> bytes:
-        raise OSError(fault, os.strerror(fault), str(path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", fail)
+    error = OSError(fault, os.strerror(fault), str(tmp_path / LOCK))
+    with mock.patch.object(Path, "read_bytes", side_effect=error):
         lock.check()
     (tmp_path / LOCK).unlink()
     with pytest.raises(OutputError, match="is gone"):
@@ -259,8 +256,7 @@ def test_a_terminated_job_has_no_lock(protlm_in_process, proteins, tmp_path, con
             os.kill(os.getpid(), signal.SIGTERM)
 
     typed = ["prepare", proteins, "--shard-residues", "30000", "--out"]
-    with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "__call__", watched(Encoder.__call__, terminate))
+    with looked_at(Encoder, "__call__", terminate):
         protlm_in_process(*typed, "data", cwd=tmp_path, code=ExitCode.INTERRUPTED)
     assert (tmp_path / "data.partial" / "journal" / "segment-00003.json").exists()
     assert not (tmp_path / "data.partial" / LOCK).exists()
@@ -346,15 +342,13 @@ def test_a_run_that_lost_its_lock_stops_without_a_checkpoint(
     assert [step_of(path) for path in all_checkpoints(left)] == [2]
 
 
-def test_the_first_rank_holds_the_lock_until_the_run_ends(tmp_path, monkeypatch):
+def test_the_first_rank_holds_the_lock_until_the_run_ends(tmp_path):
     with pytest.raises(KeyboardInterrupt), locked_run(tmp_path / "run"):
         assert (tmp_path / "run" / LOCK).is_file()
         raise KeyboardInterrupt
     assert list((tmp_path / "run").iterdir()) == []
     (tmp_path / LOCK).write_text(json.dumps(OTHER))
     for variable in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
-        with monkeypatch.context() as patch:
-            patch.setenv(variable, "1")
-            with locked_run(tmp_path):
-                pass
+        with mock.patch.dict(os.environ, {variable: "1"}), locked_run(tmp_path):
+            pass
     assert (tmp_path / LOCK).exists()

@@ -12,6 +12,7 @@ from protlm.checkpoints.format import newest_whole, step_of
 from protlm.system.errors import ExitCode
 from protlm.training.launch import SIGNALS
 from protlm.training.module import LanguageModeling
+from tests.fixtures.calls import looked_at
 from tests.fixtures.ranks import wait_for_step
 
 
@@ -52,17 +53,16 @@ def test_an_interrupted_validation_is_repeated(train, tmp_path, monkeypatch, log
         "trainer.checkpoint_every=100",
     )
     whole = train("whole", *settings)
-    validate, seen = LanguageModeling.validation_step, []
+    seen = []
 
-    def validation_step(self: LanguageModeling, batch: Any, index: int) -> None:
+    def signal_once(_: LanguageModeling, batch: Any, index: int) -> None:
         seen.append(index)
         if len(seen) == 2:
             os.kill(os.getpid(), signal.SIGUSR1)
-        validate(self, batch, index)
 
     monkeypatch.setattr("protlm.training.callbacks.preemption.VALIDATION_BATCHES", 3)
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
-        patch.setattr(LanguageModeling, "validation_step", validation_step)
+    stopped = looked_at(LanguageModeling, "validation_step", signal_once)
+    with stopped, pytest.raises(SystemExit) as ended:
         train("run", *settings)
     assert ended.value.code == ExitCode.PREEMPTED
     assert len(seen) == 3

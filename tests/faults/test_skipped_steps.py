@@ -23,7 +23,7 @@ from protlm.training import module
 from protlm.training.callbacks import skipped_steps
 from protlm.training.callbacks.skipped_steps import BAD_BATCHES
 from protlm.training.module import LanguageModeling
-from tests.fixtures.calls import watched
+from tests.fixtures.calls import looked_at
 from tests.fixtures.ranks import assert_same_run, go_back
 from tests.marks import slow_but
 
@@ -232,9 +232,8 @@ def test_the_run_continues_if_the_list_cannot_be_written(spoil, train_tiny, tmp_
         if path.name == BAD_BATCHES:
             raise PermissionError(13, "Permission denied")
 
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as told:
+    with looked_at(Path, "open", refuse), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        patch.setattr(Path, "open", watched(Path.open, refuse))
         train_tiny(tmp_path / "run")
     said = [str(warning.message) for warning in told]
     assert any("bad_batches.jsonl cannot be written: Permission denied" in text for text in said)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
+from unittest import mock
 
 import pytest
 
@@ -43,14 +44,15 @@ def test_deep_nesting_is_one_sentence(text, name, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_not_an_object_of_a_moderate_size_is_refused(tmp_path, monkeypatch):
+def test_what_is_not_an_object_of_a_moderate_size_is_refused(tmp_path):
     path = tmp_path / "x.json"
     path.write_text('{"a": [{"b": 1}]}')
     assert read_json(path, "a file") == {"a": [{"b": 1}]}
-    with monkeypatch.context() as patch:
-        patch.setattr(json_file, "_MOST", 16)
-        with pytest.raises(InputDataError, match="is not JSON: it has more than 16 bytes"):
-            read_json(path, "a file")
+    with (
+        mock.patch.object(json_file, "_MOST", 16),
+        pytest.raises(InputDataError, match="is not JSON: it has more than 16 bytes"),
+    ):
+        read_json(path, "a file")
     for text in ("[1]", "null", "", "{", "9" * 5_000):
         path.write_text(text)
         with pytest.raises(InputDataError, match=r"is not (JSON|a file): "):
