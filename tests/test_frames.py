@@ -60,9 +60,8 @@ def saved(folder: Path, kind: str, objective: str = "masked", **settings: object
     made = replace(made, frame=frame, vocabulary=words.hash, model=config)
     network = build_network(config, {"name": "softmax"}, seed=1, vocabulary=words)
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for value in network.parameters():
-            value.copy_(torch.randn(value.shape, generator=generator) * 0.4)
+    for value in network.parameters():
+        value.data.copy_(torch.randn(value.shape, generator=generator) * 0.4)
     export(Checkpoint(folder, made, network.state_dict()), folder)
     return protlm.load(folder)
 

@@ -144,8 +144,7 @@ def test_gradients_are_there_on_request(tiny_run: Path) -> None:
     batch, step_VD = model.tokenize(SEQUENCES), 1e-5 * torch.randn_like(weight_VD)
 
     def loss(change_VD: Tensor, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            weight_VD.add_(change_VD)
+        weight_VD.data.add_(change_VD)
         out = model(batch, layers=[0], gradients=gradients)
         return out.logits_BLV[batch.mask_BL].logsumexp(-1).sum(), out.hidden[0]
 
@@ -317,8 +316,7 @@ def test_no_batch_is_larger_than_asked_for(model: Model, monkeypatch: pytest.Mon
 
 def test_vectors_that_are_not_finite_are_refused(tiny_run: Path, tiny_fasta: Path) -> None:
     model = protlm.load(tiny_run)
-    with torch.no_grad():
-        next(model.network.parameters()).fill_(float("nan"))
+    next(model.network.parameters()).data.fill_(float("nan"))
     with pytest.raises(UserError, match=r"sequence 1 \(3 residues\) are not finite"):
         model.embed(["MKV"])
     with pytest.raises(UserError, match="weights of this model are unusable"):

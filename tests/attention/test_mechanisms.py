@@ -208,8 +208,7 @@ def test_scaled_distances_of_rotated_vectors_depend_on_the_distance_of_positions
     mechanism, rotary = rfa(), Rotary(head_dim=8)
     q_BHLK, k_BHLK = torch.randn(2, 1, 2, 1, 8, dtype=torch.float64)
     mask_BL = torch.ones(1, 1, dtype=torch.bool)
-    with torch.no_grad():
-        mechanism.scales.uniform_(0.5, 2)
+    mechanism.scales.data.uniform_(0.5, 2)
     distances = []
     for shift in (0, 1, 50):
         q, k = (
@@ -230,8 +229,7 @@ def test_an_odd_width_has_a_scale_for_its_last_coordinate():
 @pytest.mark.parametrize("scale", [10.0, 1e4])
 def test_extreme_gates_keep_digits_and_finite_gradients(scale):
     mechanism = rfa(gate=True, kernel="arccos", denominator_floor=None)
-    with torch.no_grad():
-        mechanism.gate.weight.normal_()
+    mechanism.gate.weight.data.normal_()
     inputs = make_inputs(300)
     inputs = inputs._replace(hidden_BLD=scale * inputs.hidden_BLD).to(torch.float32)
     exact = inputs.to(torch.float64).run(mechanism, causal=True)

@@ -265,8 +265,7 @@ def test_ranges_are_found_by_accession(name: str, header: str) -> None:
     embed(Path("x.fasta"), RUN, Path("x.h5"), options)
     with h5py.File("x.h5") as file:
         assert [len(file[one]) for one in (header, "P2")] == [2, 0]
-    with Path("x.fasta").open("a") as file:
-        file.write(">sp|P3|OTHER\nMKW\n")
+    Path("x.fasta").write_text(Path("x.fasta").read_text() + ">sp|P3|OTHER\nMKW\n")
     for rows, says in (
         ("P3\t1\t2\n", r"may be .*P3.* or sp\|P3\|OTHER; write the whole"),
         ("sp|P3|A\t1\t2\ntr|P3|B\t1\t2\n", "x.tsv: sp.P3.A and tr.P3.B have the accession of"),

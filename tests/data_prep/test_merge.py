@@ -329,8 +329,8 @@ def test_jobs_make_the_parts_that_are_merged(
 def test_failed_jobs_are_resumed(release, tmp_path, protlm_in_process, contents, merged):
     arguments = ["prepare", "release", "--out", "data", "--executor", "slurm"]
     arguments += ["--valid-fraction", "0.2", "--test-fraction", "0.1"]
-    path = release / "two.fasta"
-    path.write_text(path.read_text() + ">bad\nMK1\n>worse\nM2\n")
+    with (release / "two.fasta").open("a") as file:
+        file.write(">bad\nMK1\n>worse\nM2\n")
     # The user's file is at fault, and says in its job why it cannot be used.
     done = protlm_in_process(*arguments, cwd=tmp_path, code=3)
     assert "2 of 82 records" in done.stderr

@@ -37,8 +37,7 @@ def test_a_killed_rank_ends_the_run_and_a_restart_resumes_it(
     assert set(ranks) == {0, 1}
     os.kill(ranks[1], signal.SIGKILL)
     assert first.wait(timeout=60) != 0
-    for pid in ranks.values():
-        assert_gone(pid)
+    assert_gone(*ranks.values())
     assert start(*command).wait(timeout=250) == 0, (tmp_path / "log").read_text()
     assert_same_as_pair(tmp_path / "run")
 
@@ -104,8 +103,7 @@ def test_loader_workers_end_with_a_killed_run(start_training, tmp_path, assert_g
     assert len(started) >= 3, (tmp_path / "log").read_text()
     run.kill()
     run.wait()
-    for pid in started:
-        assert_gone(pid)
+    assert_gone(*started)
 
 
 def test_both_ranks_stop_after_the_same_step_and_resume(run_ranks, tmp_path):

@@ -54,10 +54,9 @@ def saved(folder: Path, name: str = "prott5", kind: str = "T5EncoderModel") -> P
     config = transformers.T5Config(feed_forward_proj=proj, **sizes)
     model = getattr(transformers, kind)(config).double()
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for key, value in model.named_parameters():
-            scale = 1.5 if "bias" in key else value.shape[-1] ** -0.5
-            value.copy_(torch.randn(value.shape, generator=generator) * scale)
+    for key, value in model.named_parameters():
+        scale = 1.5 if "bias" in key else value.shape[-1] ** -0.5
+        value.data.copy_(torch.randn(value.shape, generator=generator) * scale)
     model.save_pretrained(folder)
     if name == "ankh3":
         vocab = {"model": {"vocab": [[token, -2.0] for token in tokens]}}

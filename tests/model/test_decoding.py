@@ -91,8 +91,7 @@ def sampled(model: ProteinLM, number: int, **changes: Any) -> list[GeneratedSequ
 
 def bias(model: ProteinLM, tokens: list[int], value: float) -> ProteinLM:
     """Makes tokens more probable at all positions."""
-    with torch.no_grad():
-        model.head.bias[tokens] += value
+    model.head.bias.data[tokens] += value
     return model
 
 

@@ -40,11 +40,10 @@ def trained(model: ProteinLM) -> ProteinLM:
     """Returns the model with random values for parameters that start at 0 or 1."""
     generator = torch.Generator().manual_seed(1)
     parts = ("convolution", "value_embedding", "skips", "norm", "bias")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if any(part in name for part in parts):
-                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.add_(noise, alpha=0.3)
+    for name, parameter in model.named_parameters():
+        if any(part in name for part in parts):
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.data.add_(noise, alpha=0.3)
     return model
 
 
@@ -121,11 +120,10 @@ def test_query_key_norms_of_a_performer_are_bounded():
 def test_query_key_norms_of_softmax_have_a_gain_without_a_bound():
     model = network_of("model=small", SOFTMAX)
     for gain in (1.0, 50.0):
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("query_norm.gain"):
-                    assert gain != 1.0 or (parameter == 1).all()
-                    parameter.fill_(gain)
+        for name, parameter in model.named_parameters():
+            if name.endswith("query_norm.gain"):
+                assert gain != 1.0 or (parameter == 1).all()
+                parameter.data.fill_(gain)
         inputs = next(model.attention_inputs(*random_tokens(37), causal=False))[1]
         squares = inputs.q_BHLK.square().mean(-1)
         torch.testing.assert_close(squares, torch.full_like(squares, gain**2), rtol=1e-4, atol=0)

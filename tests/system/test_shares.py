@@ -365,8 +365,7 @@ def two_workers(process: subprocess.Popen[str]) -> set[int]:
 def test_processes_end_when_their_parent_is_killed(parent, assert_gone):
     workers = two_workers(parent)
     parent.kill()
-    for worker in workers:
-        assert_gone(worker)
+    assert_gone(*workers)
 
 
 @pytest.mark.parametrize("to", ["the group, by a terminal", "one after the other, by a cluster"])
@@ -382,8 +381,7 @@ def test_an_interruption_ends_all_processes_without_a_traceback(parent, to, asse
         parent.terminate()
     told = parent.communicate(timeout=60)[1]
     assert (parent.returncode, told) == (130, "protlm: interrupted\n")
-    for worker in workers:
-        assert_gone(worker)
+    assert_gone(*workers)
 
 
 @contextlib.contextmanager
