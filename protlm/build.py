@@ -270,7 +270,7 @@ def _related(
 ) -> Mixture:
     """Returns the families of a validation split, or its proteins after those of another split."""
     verify, other, split = config.verify, config.relatives_from, config.valid_split
-    if other is None:
+    if other is None or rule.alone == 1:
         return Families([valid], [1], [open_clusters(directory, split, verify=verify)], rule)
     if other == split:
         raise UserError(

@@ -125,6 +125,11 @@ def test_vectors_and_contacts_are_means_over_contexts(relatives) -> None:
     maps = model.attention_maps(batch, relatives=drawn)
     assert all(torch.equal(x, each[0].attention_maps(batch)[layer]) for layer, x in maps.items())
     assert min(float(x.sum(-1).min()) for x in maps.values()) < 0.99
+    # A masked residue of the query is unknown where relatives are aligned to it.
+    batch.tokens_BL[0, 2] = VOCABULARY.mask
+    unaligned = model.relatives([f"{QUERY[:8]}WWWWW{QUERY[13:]}"])
+    found = model.attention_maps(batch, relatives=unaligned)[1]
+    assert torch.equal(found, unaligned.first("", f"MX{QUERY[2:]}").attention_maps(batch)[1])
     inner = maps[1][0] / maps[1][0].sum(-1, keepdim=True)
     own = head_features(each[0], QUERY)[:2]
     np.testing.assert_allclose(own, features(inner[:, 1:-1, 1:-1].numpy()), atol=1e-6)
@@ -194,7 +199,7 @@ def test_a_model_trained_alone_refuses_relatives_unless_forced(objective) -> Non
     np.testing.assert_allclose(model.perplexity([QUERY], relatives=empty), alone, rtol=1e-12)
 
 
-CANNOT = "attention=nystromformer cannot see relatives; type model.relatives_heads=1, "
+CANNOT = "attention=nystromformer cannot see relatives; train with model.relatives_heads=1 ("
 
 
 @pytest.mark.parametrize("relatives", ["full", "ordered"])
@@ -250,13 +255,14 @@ def test_relatives_that_are_alike_by_chance_are_told(tmp_path, capsys, recwarn) 
     for rows, is_told in (
         (["GWGWGWGWGW", near, "PPPCPPP"], True),
         ([near, "PPCP", near[1:]], False),
+        ([near, "PPPCPPP"], False),
         ([QUERY, "PPPCPPPWWWWGGGGHHHHC--"], False),
     ):
         relatives = seeing().relatives(rows, contexts=1)
         with drawn_beside(relatives, tmp_path / "out", [("", QUERY)]):
             (context,) = relatives.to_plain("", QUERY)["contexts"]
-        assert ("may not be related: 1" in capsys.readouterr().err) == is_told == bool(recwarn)
-        assert not is_told or "of the query have E-values above 0.001" in str(recwarn.pop().message)
+        assert ("may be unrelated: 1" in capsys.readouterr().err) == is_told == bool(recwarn)
+        assert not is_told or "relatives of the query are no more" in str(recwarn.pop().message)
         found = dict(zip(context["residues"], context["identities"], strict=True))
         assert near not in rows or found[near] == 17 / 22
 

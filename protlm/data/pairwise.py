@@ -101,9 +101,10 @@ def identities(query: str, letters: np.ndarray) -> np.ndarray:
 def e_value(query: str, relative: str) -> float:
     """Returns the number of local alignments that score as well by chance, in two proteins.
 
-    It is K m n exp(-λ S) for lengths m and n and the best local score S, with λ = 0.243 and
-    K = 0.024 (Altschul and Gish 1996). It is 0 for more than 2^24 pairs of residues, or for none,
-    which are not compared.
+    It is K m n exp(-λ S) for lengths m and n and the best local score S (Karlin and Altschul 1990),
+    with the λ = 0.243 and K = 0.024 that NCBI BLAST has for these gaps (Altschul et al. 2001,
+    Nucleic Acids Research 29:351). Composition is not corrected for. It is 0 for more than 2^24
+    pairs of residues, or for none, which are not compared.
 
     Two tryptophans score 22, and the residues around them no more:
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -238,10 +239,12 @@ class PretrainedModel:
                 return
 
     def _only(self, batch: TokenBatch) -> str:
-        """Returns the residues of a batch of one protein."""
+        """Returns the residues of a batch of one protein, with X for tokens that are none."""
         if len(batch) != 1:
             raise UserError(f"maps with relatives are of one protein; the batch has {len(batch)}")
-        return self.vocabulary.decode(batch.tokens_BL[0, self.vocabulary.inner].cpu().numpy())
+        tokens = batch.tokens_BL[0, self.vocabulary.inner].cpu().numpy()
+        is_residue = self.vocabulary.is_residue[tokens]
+        return self.vocabulary.decode(np.where(is_residue, tokens, self.vocabulary["X"]))
 
     def generate(
         self,

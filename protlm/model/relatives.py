@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
+from multiprocessing import parent_process
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from protlm.config import RelativesPositions
 from protlm.config.data import TOKENS_PER_BATCH, Alignment
 from protlm.data.families import Draw, Relatives, draws
 from protlm.data.families import Relative as Member
-from protlm.data.pairwise import aligned_letters, aligned_positions, e_value, identities
+from protlm.data.pairwise import aligned_letters, aligned_positions, e_value
 from protlm.data.records.in_memory import SequenceLike
 from protlm.data.vocabulary import vocabulary_of
 from protlm.model.contexts import NetworkInContext, Relative
@@ -42,9 +43,10 @@ _TOKENS = 8_192
 _KEPT = 256
 # What is drawn, beside an output.
 _DRAWN = ".relatives.jsonl"
-# As many relatives are compared with their query, and most should have E-values below this, as have
-# all of 696 relatives of 20 to 50 % identity in Swiss-Prot, and 2 % of unrelated proteins.
+# As many relatives are compared with their query, and most should have E-values of at most this.
 _COMPARED, _BY_CHANCE = 8, 1e-3
+# A shorter query may have larger ones with a relative that contains it.
+_SHORTEST = 20
 
 
 class InContexts:
@@ -169,14 +171,17 @@ class InContexts:
 
     def _compare(self, name: str, residues: str, relatives: Sequence[Member]) -> None:
         """Warns once of relatives without an alignment of which most are as alike as by chance."""
-        values = [e_value(residues, one.residues) for one in relatives if one.columns is None]
-        if not values or median(values) < _BY_CHANCE:
+        is_long = len(residues) >= _SHORTEST
+        relatives = [one for one in relatives if one.columns is None and is_long]
+        values = [e_value(residues, one.residues) for one in relatives]
+        if not values or median_low(values) <= _BY_CHANCE:
             return
-        if not self.unlike:
+        # Only once, not in the processes that divide the work.
+        if not self.unlike and parent_process() is None:
             warnings.warn(
-                f"most relatives of {name or 'the query'} have E-values above {_BY_CHANCE} "
-                "(BLOSUM62, gaps of -11 and -1), as proteins that are not related to it; such "
-                "relatives mislead the model: check that they are of this protein",
+                f"most relatives of {name or 'the query'} are no more similar to it than unrelated "
+                f"proteins (E-values above {_BY_CHANCE}, with a median of "
+                f"{median_low(values):.2g}), and mislead the model; check whose relatives they are",
                 stacklevel=2,
             )
         self.unlike.add((name, residues))
@@ -186,7 +191,7 @@ class InContexts:
         if relative.identity is not None or not (self._are_aligned and residues):
             return relative.identity
         letters = aligned_letters(residues, [relative.residues], has_gaps=self._are_gapped)
-        return float(identities(residues, letters)[0])
+        return float((letters[0] == np.frombuffer(residues.encode(), np.uint8)).mean())
 
     def after(
         self, relatives: Sequence[Member], residues: str, tokens_per_batch: int
@@ -284,10 +289,7 @@ def drawn_beside(
             ends = " to ".join(f"{size:,}" for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
             told = f"{written[0]}: relatives of each context: {ends or 0}; contexts: {len(sizes):,}"
             told += f"; queries without any: {alone:,}" * (alone > 0)
-            told += (
-                f"; queries most of whose relatives have E-values above {_BY_CHANCE}, and may not "
-                f"be related: {unlike:,}"
-            ) * (unlike > 0)
+            told += f"; queries whose relatives may be unrelated: {unlike:,}" * (unlike > 0)
             print(printable(told), file=sys.stderr)
         yield
 
@@ -307,8 +309,8 @@ def seeing_relatives(model: M, *, force: bool) -> M:
     if not force:
         raise UserError(
             "this model was trained without relatives, so that what it predicts after them means "
-            f"nothing; give one that was trained with data.batching=relatives, such as {DEFAULT}, "
-            "or use this one nevertheless",
+            "nothing; give one that was trained with data.batching=relatives and "
+            f"data.relatives_alone below 1, such as {DEFAULT}, or use this one nevertheless",
             {"force_relatives": True},
         )
     how = Seen.ordered if model.causal else Seen.full

@@ -167,7 +167,8 @@ class ProteinLM(nn.Module):
                 f"no layer sees relatives: of {config.num_layers} layers, each one whose number is "
                 f"a multiple of {config.relatives_every} can, and windows need "
                 "attention.relatives_window; type model.relatives_every=1, "
-                "attention.relatives_window=16, model.relatives_heads=1 or another attention"
+                "attention.relatives_window=16, model.relatives_heads=1 (not with "
+                "objective=causal) or another attention"
             )
         is_apart = config.relatives_sum is RelativesSum.apart
         if seeing and is_apart and all(one.relatives_factor is None for one in seeing):
@@ -461,7 +462,7 @@ def _check_relatives(attention: dict[str, Any], num_layers: int) -> None:
 
     if found := unable(attention, num_layers, lambda kind: issubclass(kind, SeesRelatives)):
         able = [one for one in names() if issubclass(mechanism(one), SeesRelatives)] + [ALTERNATING]
-        choose = f"type model.relatives_heads=1, or choose one of: {one_of(able)}"
+        choose = f"train with model.relatives_heads=1 (if masked), or choose one of: {one_of(able)}"
         raise UserError(f"{found} cannot see relatives; {choose}")
 
 

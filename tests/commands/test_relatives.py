@@ -129,7 +129,7 @@ def test_maps_contacts_and_pages_in_contexts(run: Protlm, model: Model) -> None:
 def test_what_cannot_be_used_is_refused_early(run: Protlm, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("others.fasta").write_text(f">A\n{QUERY}\n>B\n{QUERY}\n")
     words = "attention", "others.fasta", "-m", "run", "-o", "o.h5", "--allow-none"
-    assert "give both the same names" in run(*words, relatives="families", code=3)
+    assert "name each file as its query" in run(*words, relatives="families", code=3)
     monkeypatch.setattr(contacts, "fit_contacts", None)
     words = "contacts", "x.fasta", "-m", "run", "-o", "c.h5"
     assert "No relative is left" in run(*words, relatives="x.fasta", code=3)

@@ -188,7 +188,7 @@ ONLY = "optimizer.only_relatives=true", "model.relatives_heads=1", "model.init_f
         (["data.relatives_from=valid"], r"is the validation split itself; type another one"),
         (["data.relatives_from=other"], r"has no split 'other'; it has: test, train, valid"),
         (["model.relatives_numbers=2"], r"_numbers=2 must be at least data\.relatives=3, or 0"),
-        (["objective=causal", "model.relatives=full"], r"; type model\.relatives=ordered "),
+        (["objective=causal", "model.relatives=full"], r"those after it.*elatives=ordered "),
         (["objective=causal", "model.relatives_positions=aligned"], r"_positions=restart$"),
         (["objective=causal", "model.relatives_heads=1"], r"does not support objective=causal"),
         ([*ONLY, f"{ALONE}=1", f"{LAST}=0"], r"nothing on proteins alone; type .*_alone=0$"),
@@ -229,8 +229,10 @@ def test_settings_of_relatives_become_rules(tiny_clusters):
     assert data.valid_batching == replace(expected, tokens_per_batch=1_024, alone=0, last=0)
     causal = build(tiny_clusters, *RELATIVES, "objective=causal", f"{ALONE}=1").rule
     assert isinstance(causal, WholeFamilies) and causal.last == 0
-    alone = build(tiny_clusters, *RELATIVES, f"{ALONE}=1", f"{LAST}=0").valid_batching
-    assert isinstance(alone, WholeFamilies) and alone.alone == 1
+    for other in ("null", "train"):
+        settings = f"{ALONE}=1", f"{LAST}=0", f"data.relatives_from={other}"
+        alone = build(tiny_clusters, *LONG, *settings).valid_batching
+        assert isinstance(alone, WholeFamilies) and alone.alone == 1
     assert build(tiny_clusters, *RELATIVES).rule.block_size == 2_048
 
 

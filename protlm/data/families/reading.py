@@ -136,10 +136,7 @@ def family(found: Found, query: str | None, name: str, options: FamilyOptions | 
     else:
         query = _with_query(found, query, options)
         relatives = [_unaligned(one, found.identities) for one in found.records]
-        source = (
-            f"{found.where}: unaligned sequences ({len(found.records):,}), "
-            "not compared with the query"
-        )
+        source = f"{found.where}: unaligned sequences ({len(found.records):,})"
     if options.whole_relatives is not None:
         relatives = [*_whole(relatives, options.whole_relatives, counts)]
         source += f", whole proteins from {options.whole_relatives}"

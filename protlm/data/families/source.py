@@ -83,14 +83,15 @@ class Relatives:
         found = {name: self._names.find(name) for name in names if name in asked}
         known = [one for one in found.values() if one is not None]
         missing = [name for name, one in found.items() if one is None]
-        is_lost = of_all and not known and len(names) > 1
+        is_lost = of_all and len(found) > 1 and not any({**self._found, **found}.values())
         if missing and (is_lost or not self.options.allow_none):
             advice = "leave them out, or use such queries alone" if all(missing) else "name a file"
+            what = self._what.split()[0]
             raise InputDataError(
                 f"{self.source} has no {self._what} for {len(missing):,} of {len(found):,} "
                 f"queries, the first of them {missing[0] or '(without a name)'} (names there are "
                 f"like {self._names.example}); "
-                + ("give both the same names, or leave out the relatives" if is_lost else advice),
+                + (f"name each {what} as its query, or omit the relatives" if is_lost else advice),
                 None if is_lost or not all(missing) else {"allow_none": True},
             )
         self._found |= found

@@ -78,7 +78,7 @@ READ = {
     "unaligned": (
         fasta(ROW, UNGAPPED, names="ab"),
         {"a": (ROW, None, None), "b": (UNGAPPED, None, None)},
-        r"unaligned sequences .2., not compared with the query: 2 relatives .weights: uniform",
+        r"unaligned sequences .2.: 2 relatives .weights: uniform",
     ),
     "one of them": (
         f">a{SUFFIX}\n{ROW}\n>b\n{UNGAPPED}\n",
@@ -88,7 +88,7 @@ READ = {
     "unaligned with identities": (
         f">a{SUFFIX}\n{ROW}\n",
         {"a": (ROW, 0.312, None)},
-        r"unaligned sequences .1., not compared .*: 1 relative .weights: uniform.$",
+        r"unaligned sequences .1.: 1 relative .weights: uniform.$",
     ),
     "other letters": (
         fasta(QUERY + "*", "MKTAJLAKQRQUSFVKSHF-*", "MKTA-LAKQRQ1SFVKSHFS-"),

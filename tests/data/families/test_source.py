@@ -64,7 +64,7 @@ def test_queries_without_a_file_are_counted_and_refused_unless_allowed(folder, c
     with pytest.raises(InputDataError, match="for 1 of 1 queries"):
         Relatives(folder).of("x", SECOND)
     relatives = Relatives(folder, FamilyOptions(allow_none=True))
-    with pytest.raises(InputDataError, match=r"2 of 2 queries, .* give both the same names"):
+    with pytest.raises(InputDataError, match=r"2 of 2 queries, .* name each file as its query"):
         relatives.check(["y", "x"], of_all=True)
     relatives.check(["q", "x"], of_all=True)
     said = capsys.readouterr().err
