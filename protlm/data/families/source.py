@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import cached_property
+from multiprocessing import parent_process
 from pathlib import Path
 
 from protlm.data.families.family import Family
@@ -145,8 +146,8 @@ class Relatives:
         return digest_of(f"{one.name} {sha256_of(one)}" for one in files if one.is_file())
 
     def _say(self, what: str) -> None:
-        """Prints what was read, once."""
-        if not self._has_said:
+        """Prints what was read, once, and not in the processes that divide the work."""
+        if not self._has_said and parent_process() is None:
             print(printable(what), file=sys.stderr)
         self._has_said = True
 
