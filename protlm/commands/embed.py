@@ -131,6 +131,8 @@ def plan_job(files: Sequence[Path], model_path: Path, options: EmbedOptions) -> 
         rows * (model.description.model.model_dim * stored(options.dtype).itemsize),
         options.tokens_per_batch,
         around=model.vocabulary.num_around,
+        # After its relatives, a protein takes longer than many alone.
+        one_by_one=embedder.contexts is not None,
     )
     name = model_path.absolute().name.removesuffix(".ckpt").removesuffix(".pt")
     return Job(options, name, keys, embedder, autoencoder, inputs, plan)

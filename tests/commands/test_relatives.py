@@ -13,7 +13,6 @@ import pytest
 import protlm
 from protlm.commands import contacts
 from protlm.commands.embed import embed
-from protlm.commands.embedding import plan
 from protlm.commands.probe import predict
 from protlm.downstream.probe_results import read_probe
 from protlm.interface import Model
@@ -158,7 +157,6 @@ def embedded(output: str, fasta: str = "many.fasta", tokens: int = 60, **options
 def test_vectors_in_contexts_are_the_same_in_any_way(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "_SEQUENCES", 2)
     whole = embedded("whole.h5")
     with h5py.File(whole) as file:
         vectors = {name: file[name][()] for name in ("P1", "P7")}
@@ -189,7 +187,6 @@ def test_vectors_in_contexts_are_the_same_in_any_way(
 def test_relatives_of_other_contents_are_refused_by_a_resumed_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plan, "_SEQUENCES", 2)
     embedded("x.h5", share=Share(1, 2))
     Path("families/P3.a3m").write_text(FASTA + ">R9\nMKTAYIAWWWQISFVKSHFSRQ\n")
     with pytest.raises(UserError, match=r"--relatives\b"):

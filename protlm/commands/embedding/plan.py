@@ -34,7 +34,8 @@ class Block(NamedTuple):
 class Plan:
     """The blocks of a file, given the length, vector size and first equal record of each record.
 
-    `groups` has the blocks of each group, and `distinct` the first record of each sequence.
+    `groups` has the blocks of each group, and `distinct` the first record of each sequence. Where
+    proteins are computed `one_by_one`, each is a batch and, of a small file, a block.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Plan:
         tokens_per_batch: int,
         *,
         around: int,
+        one_by_one: bool = False,
     ) -> None:
         self.lengths, self.first, self.num_bytes = lengths, first, num_bytes
         # Of tokens beside the residues of a protein.
@@ -52,10 +54,11 @@ class Plan:
         self.distinct = np.flatnonzero(first == np.arange(len(first)))
         self.groups: list[list[Block]] = []
         self.blocks: list[Block] = []
-        residues = max(_BLOCK_RESIDUES, int(lengths[self.distinct].sum()) // _BLOCKS)
+        most, least = (1, 1) if one_by_one else (tokens_per_batch, _BLOCK_RESIDUES)
+        residues = max(least, int(lengths[self.distinct].sum()) // _BLOCKS)
         for start, end in _cuts(lengths[self.distinct]):
             records = self.distinct[start:end]
-            places = batches(lengths[records].tolist(), tokens_per_batch, around=around)
+            places = batches(lengths[records].tolist(), most, around=around)
             contents = blocks_of(
                 (records[batch] for batch in places), lambda one: self.residues([one]), residues
             )
