@@ -165,10 +165,9 @@ class ProteinLM(nn.Module):
         if config.relatives is not None and not seeing:
             raise UserError(
                 f"no layer sees relatives: of {config.num_layers} layers, each one whose number is "
-                f"a multiple of {config.relatives_every} can, and windows need "
-                "attention.relatives_window; type model.relatives_every=1, "
-                "attention.relatives_window=16, model.relatives_heads=1 (not with "
-                "objective=causal) or another attention"
+                f"a multiple of model.relatives_every={config.relatives_every} can, and windows "
+                "with attention.relatives_window; type attention.relatives_window=16, "
+                "model.relatives_heads=1 (not with objective=causal) or another attention"
             )
         is_apart = config.relatives_sum is RelativesSum.apart
         if seeing and is_apart and all(one.relatives_factor is None for one in seeing):

@@ -118,14 +118,15 @@ class RunPlan:
                 f"model.relatives_numbers={model.relatives_numbers} must be at least "
                 f"data.relatives={self.config.data.relatives}, or 0 for no table"
             )
-        if self.is_causal and (
-            model.relatives is Relatives.full
-            or model.relatives_positions is RelativesPositions.aligned
-        ):
+        if self.is_causal and model.relatives is Relatives.full:
             raise UserError(
-                "objective=causal predicts what model.relatives=full shows a protein of those "
-                "after it, and what model.relatives_positions=aligned places it by; type "
-                "model.relatives=ordered model.relatives_positions=restart"
+                "model.relatives=full shows a protein those after it, which objective=causal "
+                "predicts; type model.relatives=ordered"
+            )
+        if self.is_causal and model.relatives_positions is RelativesPositions.aligned:
+            raise UserError(
+                "model.relatives_positions=aligned places a protein by all of its residues, which "
+                "objective=causal predicts; type model.relatives_positions=restart"
             )
         if self.is_causal and model.relatives_heads:
             raise UserError(

@@ -188,7 +188,7 @@ ONLY = "optimizer.only_relatives=true", "model.relatives_heads=1", "model.init_f
         (["data.relatives_from=valid"], r"is the validation split itself; type another one"),
         (["data.relatives_from=other"], r"has no split 'other'; it has: test, train, valid"),
         (["model.relatives_numbers=2"], r"_numbers=2 must be at least data\.relatives=3, or 0"),
-        (["objective=causal", "model.relatives=full"], r"those after it.*elatives=ordered "),
+        (["objective=causal", "model.relatives=full"], r"after it, .*elatives=ordered$"),
         (["objective=causal", "model.relatives_positions=aligned"], r"_positions=restart$"),
         (["objective=causal", "model.relatives_heads=1"], r"does not support objective=causal"),
         ([*ONLY, f"{ALONE}=1", f"{LAST}=0"], r"nothing on proteins alone; type .*_alone=0$"),

@@ -31,11 +31,15 @@ def place_of_query(records: Sequence[Record], query: str | None, name: str, wher
         return (equal or order)[0]
     found = records[order[0]]
     same = len(commonprefix([query, found.sequence]))  # noqa: RUF071
+    first = query.find(found.sequence) + 1
+    where_from = first or same + 1
+    how = f"{'is a part of it,' if first else 'differs'} from residue {where_from:,} on"
     raise InputDataError(
         f"{where}: no row of the alignment is the query {name or '(without a name)'} of "
         f"{len(query):,} residues; its first row, {found.identifier} of {len(found.sequence):,}, "
-        f"differs from residue {same + 1:,} on. Residues and columns are numbered by the query: "
-        f"give the alignment of this sequence, or the sequence of {found.identifier} as the query"
+        f"{how}. Residues and columns are numbered by the query: give the alignment of this "
+        f"sequence, the residues of {found.identifier} in the alignment as the query, or the rows "
+        "without gaps as FASTA (.fasta), which are unaligned relatives"
     )
 
 

@@ -52,6 +52,10 @@ class Relatives:
             return
         if existing_file(source, _WHAT, or_folder=True).is_dir():
             self._files, num_others = _files_in(source)
+            if not self._files:
+                raise InputDataError(
+                    f"{source} has no {_FILE}; write the relatives of a query there"
+                )
             self._about = f"files of families: {len(self._files):,}, other files: {num_others:,}"
             self._names, self._what = Names(self._files, source), _FILE
         elif _is_table(source):
@@ -100,6 +104,11 @@ class Relatives:
         if self._table is not None and path is not None:
             members = {member for name in known for member in self._table.members(name)}
             sequences, number = sequences_named(path, members)
+            if members and not sequences:
+                raise InputDataError(
+                    f"{path} has none of the {len(members):,} members of {self.source}, the first "
+                    f"of them {min(members)}; give the file from which the table was made"
+                )
             self._sequences |= sequences
             read = f"{len(sequences):,} of {len(members):,} members in {number:,} records"
             self._about = f"{self._table}; {read} of {path}"

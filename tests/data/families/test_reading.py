@@ -139,9 +139,9 @@ REFUSED = {
     "another query": (
         fasta(ROW, INSERTED),
         "no row of the alignment is the query Q1 of 20 residues; its first row, q of 20, differs "
-        "from residue 6 on.*give the alignment of this sequence, or the sequence of q",
+        "from residue 6 on.*give the alignment of this sequence, the residues of q in the",
     ),
-    "a part of the query": (fasta(QUERY[:9], "MKTA-IAKQ"), "q of 9, differs from residue 10 on"),
+    "a part of the query": (fasta(QUERY[:9], "MKTA-IAKQ"), "q of 9, is a part of it, from res"),
     "unequal columns": (
         fasta(QUERY, ROW, INSERTED + "-"),
         "q has 20 columns, and b, line 5, has 21; give sequences that are not aligned as FASTA",

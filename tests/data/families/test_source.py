@@ -71,6 +71,11 @@ def test_queries_without_a_file_are_counted_and_refused_unless_allowed(folder, c
     assert "a file for 1 of 2 queries, the others are read alone; files of families: 3" in said
     family = relatives.of("x", SECOND)
     assert (family.name, family.query, family.relatives) == ("x", SECOND, ())
+    (folder / "empty").mkdir()
+    with pytest.raises(
+        InputDataError, match=r"empty has no file NAME\.a3m, .*; write the relatives of"
+    ):
+        Relatives(folder / "empty")
     (folder / "q.fasta").write_text(">a\nMKV\n")
     with pytest.raises(InputDataError, match=r"has q\.a3m and q\.fasta; leave one file for each"):
         Relatives(folder)
@@ -138,7 +143,7 @@ TABLES = {
     "members without sequences": (
         "q\tx\nq\ty\n",
         "q",
-        "2 without a sequence in the file. No relative is",
+        "has none of the 2 members of",
     ),
 }
 
