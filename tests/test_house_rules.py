@@ -23,8 +23,8 @@ FILE_LINES, FUNCTION_LINES, ARGUMENTS = 500, 80, 7
 # lowered, and rise only with a feature whose size was agreed before. With relatives and what they
 # are worth, 24,859 and 23,210 are agreed: what is above them has to be taken out.
 STATEMENTS = {
-    ("protlm", "data_prep"): 25630,
-    ("tests",): 23500,
+    ("protlm", "data_prep"): 25620,
+    ("tests",): 23470,
     ("benchmarks", "studies"): 3800,
 }
 SLACK = 1.01
