@@ -228,7 +228,7 @@ def test_impossible_settings_are_refused():
         (
             "window attention.window=8",
             {},
-            "windows need attention.relatives_window; type",
+            "windows with attention.relatives_window; type",
         ),
         (WINDOW, {"relatives_sum": "apart"}, "model.relatives_sum=apart has no effect"),
     ]:
